@@ -59,9 +59,10 @@ class StoredPins:
         # Pins of an earlier process that are not in force yet, by name.
         self._waiting: dict[str, StoredPin] = {}
         self._in_force: dict[str, StoredPin] = {}
-        # What the index lacks: changed pins by name (None: to be forgotten), and groups to be cleared before those changes.
+        # What the index lacks: changed pins by name (None: to be forgotten), and groups to be cleared before those changes:
         self._changes: dict[str, StoredPin | None] = {}
-        self._cleared: set[bytes | None] = set()
+        # for each, an object that stands for the last time that it was cleared.
+        self._cleared: dict[bytes | None, object] = {}
 
     @property
     def has_unwritten(self) -> bool:
@@ -105,7 +106,7 @@ class StoredPins:
     def clear(self, group: bytes | None) -> None:
         """Forget the pins of one group of namespaces, or all, once this is committed."""
         with self._lock:
-            self._cleared.add(group)
+            self._cleared[group] = object()
             for pins in (self._waiting, self._in_force, self._changes):
                 for name, pin in list(pins.items()):
                     if group is None or (pin is not None and pin.group == group):
@@ -121,7 +122,7 @@ class StoredPins:
             for name, pin in reversed(pins.items()):  # the last first
                 if name in self._changes or name in self._in_force or name in self._waiting:
                     continue
-                if pin is not None and not self._cleared.isdisjoint((None, pin.group)):
+                if pin is not None and not self._cleared.keys().isdisjoint((None, pin.group)):
                     continue
                 if pin is None or _is_over(pin, now):
                     self._changes[name] = None
@@ -143,14 +144,16 @@ class StoredPins:
             sqlite3.Error: nothing was written; the next call tries again.
         """
         with self._lock:
-            changes, cleared = dict(self._changes), set(self._cleared)
+            changes, cleared = dict(self._changes), dict(self._cleared)
         if not changes and not cleared:
             return
         gone = [name for name, pin in changes.items() if pin is None]
         index.change_pins(cleared, gone, [self._encoded(pin) for pin in changes.values() if pin is not None])
         with self._lock:
             # But not what has changed since.
-            self._cleared -= cleared
+            for group, last_time in cleared.items():
+                if self._cleared[group] is last_time:
+                    del self._cleared[group]
             for name, pin in changes.items():
                 if name in self._changes and self._changes[name] is pin:
                     del self._changes[name]

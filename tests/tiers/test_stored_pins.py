@@ -9,13 +9,15 @@ import threading
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 import pytest
 from support.disk_tiers import OpenTier, index_of, mount, put, unmount
-from support.tier_model import BLOCK_SIZE, FakeClock
+from support.tier_model import BLOCK_SIZE, FORMAT, FakeClock
 
 from radixkv.tiers.block_key import namespace_digest
+from radixkv.tiers.record import RecordCodec
 from radixkv.tiers.slot_files import SlotFiles
 from radixkv.tiers.slot_index import IndexedPin, SlotIndex
 from radixkv.tiers.store_writer import StoreWriter
@@ -252,3 +254,23 @@ def test_rows_that_make_no_sense_are_no_pins(open_tier: OpenTier, tmp_path: Path
     index.change_pins([], [], rows)
     index.close()
     assert [each.name for each in open_tier().pins.waiting()] == ["sound"]
+
+
+def test_a_group_that_is_cleared_again_while_that_is_written_is_cleared_again(tmp_path: Path) -> None:
+    """A pin of it came between the two times, and was there again after a restart, with its prompt."""
+    pins, index = StoredPins(RecordCodec(FORMAT), lambda: None), SlotIndex(tmp_path, writable=True)
+    change_pins = SlotIndex.change_pins
+
+    def clear_and_change(*arguments: Any) -> None:
+        pins.clear(ANN)
+        change_pins(*arguments)
+
+    pins.clear(ANN)
+    pins.add(pin("one"))
+    with mock.patch.object(SlotIndex, "change_pins", clear_and_change):
+        pins.commit(index)
+    assert pins.has_unwritten
+    pins.commit(index)
+    assert index.pins() == []
+    assert not pins.has_unwritten
+    index.close()
