@@ -17,6 +17,7 @@ import json
 import os
 import socket
 import time
+import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -76,11 +77,15 @@ def make_store_folder(root: Path, codec: RecordCodec) -> Path:
             "fingerprint": block_format.fingerprint.hex(),
             "encrypted": codec.sealed,
         }
-        draft = folder / f"{_HEADER}.{os.getpid()}"
-        with open(draft, "w", opener=open_private) as file:
-            json.dump(fields, file, indent=2)
-        sync(draft)
-        draft.rename(header)
+        draft = folder / f"{_HEADER}.{uuid.uuid4().hex}"  # process ids differ only within one container
+        try:
+            with open(draft, "w", opener=open_private) as file:
+                json.dump(fields, file, indent=2)
+            sync(draft)
+            draft.rename(header)
+        except BaseException:
+            draft.unlink(missing_ok=True)
+            raise
         sync(folder)
     return folder
 

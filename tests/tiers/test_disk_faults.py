@@ -28,7 +28,7 @@ from support.disk_tiers import (
 from support.faulty_os import FaultyOs
 from support.tier_model import FORMAT, FakeClock, get, prefix_keys
 
-from radixkv.tiers import slot_files, store_writer
+from radixkv.tiers import slot_files, store_folder, store_writer
 from radixkv.tiers.disk_tier import DiskTier
 from radixkv.tiers.namespace_secret import namespace_secret
 from radixkv.tiers.slot_files import SlotFiles
@@ -342,3 +342,15 @@ def test_a_store_that_cannot_be_used_once_it_is_open_is_closed(open_tier: OpenTi
         tier = open_tier()
     assert not files_open_in(tmp_path)
     assert tier.stats.errors == 1
+
+
+def test_a_store_that_could_not_be_made_leaves_nothing_behind(
+    open_tier: OpenTier, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each process that was started left another file, until there was room."""
+    monkeypatch.setattr(store_folder, "sync", mock.Mock(side_effect=OSError(errno.ENOSPC, "no space left")))
+    tier = open_tier()
+    put(tier)
+    assert tier.stats.dropped_blocks == 6
+    assert tier.stats.errors == 1
+    assert [*tmp_path.glob("store/*/*")] == []
