@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from support.tier_model import prefix_keys, random_blocks
+from support.tier_model import FORMAT, prefix_keys, random_blocks
 
 from radixkv.tiers.block_key import BlockKey
 from radixkv.tiers.disk_tier import DiskTier
@@ -16,10 +16,16 @@ from radixkv.tiers.slot_index import SlotIndex
 from radixkv.tiers.stored_pins import StoredPin
 
 KEYS = prefix_keys("ann", *range(6))
+BOB = prefix_keys("bob", *range(3))
 BLOCKS = random_blocks(0, 6)
 SLOT = 4096
 
 OpenTier = Callable[..., DiskTier]
+
+
+def tier_in(root: Path, key: bytes | None = None) -> DiskTier:
+    """A tier with room for many blocks, to be closed by who opens it."""
+    return DiskTier(root, FORMAT, capacity_bytes=64 * SLOT, queue_bytes=1 << 20, key=key)
 
 
 def put(tier: DiskTier | SharedTier, keys: list[BlockKey] = KEYS, blocks: Any = BLOCKS) -> None:

@@ -1,4 +1,4 @@
-"""Tiers in one folder, and their clock."""
+"""Tiers in one folder, and their clock; a folder of a store that was closed; a server."""
 
 from __future__ import annotations
 
@@ -7,13 +7,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.disk_tiers import SLOT, OpenTier
+from support.disk_tiers import BLOCKS, BOB, SLOT, OpenTier, put, tier_in
+from support.key_value_server import EXECUTABLE, KeyValueServer
 from support.tier_model import FORMAT, FakeClock
 
 from radixkv.tiers import store_writer
 from radixkv.tiers.block_format import BlockFormat
 from radixkv.tiers.disk_tier import DiskTier
+from radixkv.tiers.slot_index import SlotIndex
 from radixkv.tiers.slot_reader import RecordsReader
+from radixkv.tiers.store_folder import store_folders
 from radixkv_cpu import library, read_records
 
 
@@ -48,3 +51,27 @@ def open_tier(
     yield open_tier
     for tier in tiers:
         tier.close()
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[KeyValueServer]:
+    """A server that tests share."""
+    if EXECUTABLE is None:
+        pytest.skip("neither valkey-server nor redis-server is installed")
+    server = KeyValueServer()
+    yield server
+    server.kill()
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """The folder of a store with six blocks of one namespace, and three of another that were used earlier."""
+    tier = tier_in(tmp_path)
+    put(tier, BOB, BLOCKS[:3])
+    put(tier)
+    tier.close()
+    (folder,) = store_folders(tmp_path)
+    index = SlotIndex(folder, writable=True)
+    index.commit([], [(1000.0 + i, row.slot) for i, row in enumerate(index.all())], [])
+    index.close()
+    return tmp_path

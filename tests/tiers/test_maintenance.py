@@ -4,70 +4,25 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
-import subprocess
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from unittest import mock
 
 import numpy as np
 import pytest
-from support.disk_tiers import BLOCKS, SLOT, pin_of, put
+from support.disk_tiers import BLOCKS, BOB, SLOT, pin_of, put, tier_in
 from support.disk_tiers import KEYS as ANN
-from support.tier_model import BLOCK_SIZE, FORMAT, FakeClock, get, prefix_keys
+from support.tier_model import BLOCK_SIZE, FORMAT, get, prefix_keys
 from typer.testing import CliRunner, Result
 
 from radixkv.cli.main import app
-from radixkv.tiers import maintenance, open_store
+from radixkv.tiers import maintenance
 from radixkv.tiers.disk_tier import DiskTier
 from radixkv.tiers.slot_files import SlotFiles
-from radixkv.tiers.slot_index import SlotIndex
 from radixkv.tiers.store_folder import store_folders
 
-BOB = prefix_keys("bob", *range(3))
-
 Run = Callable[..., Result]
-ReadOnlyFolder = Callable[[Path], AbstractContextManager[Path]]
-
-
-def open_tier(root: Path, key: bytes | None = None) -> DiskTier:
-    return DiskTier(root, FORMAT, capacity_bytes=64 * SLOT, queue_bytes=1 << 20, key=key)
-
-
-@pytest.fixture
-def root(tmp_path: Path) -> Path:
-    """The folder of a store with six blocks of one namespace, and three of another that were used earlier."""
-    tier = open_tier(tmp_path)
-    put(tier, BOB, BLOCKS[:3])
-    put(tier, ANN)
-    tier.close()
-    (folder,) = store_folders(tmp_path)
-    index = SlotIndex(folder, writable=True)
-    index.commit([], [(1000.0 + i, row.slot) for i, row in enumerate(index.all())], [])
-    index.close()
-    return tmp_path
-
-
-@pytest.fixture
-def read_only_folder(tmp_path_factory: pytest.TempPathFactory) -> ReadOnlyFolder:
-    """Mounts a folder at a place where it cannot be written."""
-
-    @contextmanager
-    def mounted(folder: Path) -> Iterator[Path]:
-        place = tmp_path_factory.mktemp("mounted")
-        try:
-            subprocess.run(["mount", "--bind", folder, place], check=True, capture_output=True)
-        except (OSError, subprocess.CalledProcessError):
-            pytest.skip("only root can mount a folder")
-        try:
-            subprocess.run(["mount", "-o", "remount,bind,ro", place], check=True)
-            yield place
-        finally:
-            subprocess.run(["umount", "--lazy", place], check=True)
-
-    return mounted
 
 
 def change_header(root: Path, **fields: object) -> None:
@@ -89,10 +44,10 @@ def test_info_says_what_is_there(run: Run, root: Path) -> None:
     assert "not encrypted" in shown
     assert "no process writes to it" in shown
     assert f"namespace {ANN[0].namespace.hex()}: 6 blocks" in shown
-    tier = open_tier(root)
+    tier = tier_in(root)
     assert f"written by process {os.getpid()} on " in run("info").output
     tier.close()
-    open_tier(root, key=bytes(32)).close()
+    tier_in(root, key=bytes(32)).close()
     assert sorted(line.strip() for line in run("info").output.splitlines() if "encrypted" in line) == [
         "encrypted",
         "not encrypted",
@@ -121,7 +76,7 @@ def test_info_continues_behind_a_store_that_cannot_be_read_and_ends_with_status_
     """It ended with a traceback at the first, or with status 0."""
     assert run("info").exit_code == 0
     (folder,) = store_folders(root)
-    open_tier(root, key=bytes(32)).close()
+    tier_in(root, key=bytes(32)).close()
     header = folder / "format.json"
     header.unlink()
     header.symlink_to("/proc/self/mem")  # not even root can read it
@@ -142,7 +97,7 @@ def test_to_clear_a_namespace_that_no_store_has_is_an_error(run: Run, root: Path
 
 @pytest.mark.parametrize("key", [None, bytes(32)], ids=["plain", "sealed"])
 def test_verify_finds_what_is_not_as_it_was_written(tmp_path: Path, key: bytes | None) -> None:
-    tier = open_tier(tmp_path, key)
+    tier = tier_in(tmp_path, key)
     tier.put_many(ANN, BLOCKS)
     tier.close()
     verify = ["store", "verify", str(tmp_path)]
@@ -181,7 +136,7 @@ def test_verify_waits_for_what_is_written_just_now(
         return length
 
     monkeypatch.setattr(SlotFiles, "read", read)
-    tier = open_tier(root)
+    tier = tier_in(root)
     result = run("verify")
     tier.close()
     shown = {"written": "9 right, 0 corrupt, 0 replaced", "cleared": "0 corrupt", "still corrupt": "8 right, 1 corrupt"}
@@ -205,7 +160,7 @@ def test_prune_keeps_what_was_used_last_and_gives_space_back(run: Run, root: Pat
     assert "5 blocks forgotten" in run("prune", "--max-gib", str(4 * SLOT / (1 << 30))).output
     (path,) = root.glob("*/blocks-00000")
     assert path.stat().st_size == 4 * SLOT
-    tier = open_tier(root)
+    tier = tier_in(root)
     assert np.array_equal(get(tier, ANN), BLOCKS[:4])
     assert tier.contains_prefix(BOB) == 0
     tier.close()
@@ -222,24 +177,24 @@ def test_prune_forgets_what_it_cannot_move(run: Run, root: Path) -> None:
 
     with mock.patch.object(SlotFiles, "read", read):
         assert "6 blocks forgotten" in run("prune", "--max-gib", str(4 * SLOT / (1 << 30))).output
-    tier = open_tier(root)
+    tier = tier_in(root)
     assert np.array_equal(get(tier, ANN), BLOCKS[:2])
     tier.close()
 
 
 def test_prune_forgets_what_was_not_used_for_long(run: Run, root: Path) -> None:
-    tier = open_tier(root)
+    tier = tier_in(root)
     tier.mark_used(ANN[:5])
     tier.close()
     assert "4 blocks forgotten" in run("prune", "--unused-days", "365").output
-    tier = open_tier(root)
+    tier = tier_in(root)
     assert np.array_equal(get(tier, ANN), BLOCKS[:5])
     tier.close()
 
 
 def test_clear_forgets_one_namespace_or_all(run: Run, root: Path) -> None:
     assert "3 blocks forgotten" in run("clear", "--namespace", BOB[0].namespace.hex()).output
-    tier = open_tier(root)
+    tier = tier_in(root)
     assert tier.contains_prefix(BOB) == 0
     assert np.array_equal(get(tier, ANN), BLOCKS)
     tier.close()
@@ -265,13 +220,13 @@ def test_clear_forgets_what_has_lost_its_slots(run: Run, root: Path, left: int |
 
 @pytest.mark.parametrize("everything", [True, False])
 def test_clear_forgets_what_was_pinned_there(run: Run, root: Path, everything: bool) -> None:
-    tier = open_tier(root)
+    tier = tier_in(root)
     kept, cleared = pin_of(ANN[0]), pin_of(BOB[0])
     for pin in (kept, cleared):
         tier.pins.add(pin)
     tier.close()
     run("clear", *([] if everything else ["--namespace", cleared.group.hex()]))
-    tier = open_tier(root)
+    tier = tier_in(root)
     assert tier.pins.waiting() == ([] if everything else [kept])
     tier.close()
 
@@ -279,7 +234,7 @@ def test_clear_forgets_what_was_pinned_there(run: Run, root: Path, everything: b
 @pytest.mark.parametrize("everything", [True, False])
 def test_clear_leaves_nothing_of_a_pin_beside_a_process_that_reads(run: Run, root: Path, everything: bool) -> None:
     """Its prompt stayed in the index, whose log is written into it only once nobody has it open."""
-    tier = open_tier(root)
+    tier = tier_in(root)
     tier.pins.add(replace(pin_of(BOB[0]), tokens=b"in words" * BLOCK_SIZE))
     tier.close()
     reader = DiskTier(root, FORMAT, capacity_bytes=64 * SLOT, read_only=True)
@@ -291,7 +246,7 @@ def test_clear_leaves_nothing_of_a_pin_beside_a_process_that_reads(run: Run, roo
 
 
 def test_a_store_in_use_is_left_alone(run: Run, root: Path) -> None:
-    tier = open_tier(root)
+    tier = tier_in(root)
     for command in (["prune", "--unused-days", "0"], ["clear"]):
         result = run(*command)
         assert "is written by process" in result.output
@@ -302,10 +257,10 @@ def test_a_store_in_use_is_left_alone(run: Run, root: Path) -> None:
 
 def test_what_is_wrong_with_one_store_does_not_keep_the_others_from_being_looked_after(run: Run, root: Path) -> None:
     """The first store that was in use or damaged used to end the whole command."""
-    open_tier(root, key=bytes(32)).close()
+    tier_in(root, key=bytes(32)).close()
     plain, sealed = sorted(store_folders(root), key=lambda folder: "-" in folder.name)
     (plain / "index.sqlite").write_bytes(b"nonsense" * 1000)
-    owner = open_tier(root, key=bytes(32))
+    owner = tier_in(root, key=bytes(32))
     put(owner)
     result = run("verify")
     assert f"{plain}: its index cannot be read" in result.output
@@ -322,105 +277,6 @@ def test_what_is_wrong_with_one_store_does_not_keep_the_others_from_being_looked
     assert result.exit_code == 0
     assert not any(path.stat().st_size for path in root.glob("*/blocks-*"))
     assert "0 blocks of 4 tokens" in run("info").output
-
-
-def test_a_store_that_cannot_be_written_can_be_read(run: Run, root: Path, read_only_folder: ReadOnlyFolder) -> None:
-    """SQLite used to refuse, because it could not make its files beside the index."""
-    with read_only_folder(root) as mounted:
-        clock = FakeClock()
-        tier = DiskTier(mounted, FORMAT, capacity_bytes=64 * SLOT, read_only=True, clock=clock)
-        assert np.array_equal(get(tier, ANN), BLOCKS)
-        for command, shown in (("info", "9 blocks of 4 tokens"), ("verify", "9 right, 0 corrupt")):
-            assert shown in CliRunner().invoke(app, ["store", command, str(mounted)]).output
-        writer = open_tier(root)
-        other = prefix_keys("eve", 1)
-        put(writer, other, BLOCKS[:1])
-        clock.now += 1
-        assert np.array_equal(get(tier, other), BLOCKS[:1])
-        tier.close()
-        writer.close()
-
-
-def test_a_store_that_cannot_be_written_is_not_read_without_its_log(
-    root: Path, tmp_path_factory: pytest.TempPathFactory, read_only_folder: ReadOnlyFolder
-) -> None:
-    killed = tmp_path_factory.mktemp("killed") / "store"
-    tier = open_tier(root)
-    put(tier, prefix_keys("eve", 1), BLOCKS[:1])
-    shutil.copytree(root, killed)
-    tier.close()
-    (shared,) = killed.glob("*/index.sqlite-shm")
-    shared.unlink()
-    with read_only_folder(killed) as mounted:
-        reader = DiskTier(mounted, FORMAT, capacity_bytes=64 * SLOT, read_only=True)
-        assert (reader.contains_prefix(ANN), reader.stats.errors) == (0, 1)
-        reader.close()
-
-
-@pytest.fixture
-def full_disk(root: Path, tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Iterator[Path]:
-    """The folder of stores on a disk that others have filled; of a process that was killed, if a test says so."""
-    place = tmp_path_factory.mktemp("small")
-    try:
-        subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1M", "tmpfs", place], check=True, capture_output=True)
-    except (OSError, subprocess.CalledProcessError):
-        pytest.skip("only root can mount a disk")
-    try:
-        with ExitStack() as opened:
-            if getattr(request, "param", "closed") == "killed":
-                tier = opened.enter_context(closing(open_tier(root)))
-                for key in BOB:
-                    tier.pins.add(replace(pin_of(key), tokens=bytes(8 * SLOT)))  # the index is to grow by its log
-                    assert tier.flush(600)
-            shutil.copytree(root, place / "store")
-        with pytest.raises(OSError, match="No space left"), open(place / "others", "wb", buffering=0) as others:
-            while True:
-                others.write(bytes(512))
-        yield place / "store"
-    finally:
-        subprocess.run(["umount", "--lazy", place], check=True)
-
-
-def test_a_store_on_a_full_disk_can_be_read(full_disk: Path) -> None:
-    """SQLite had no room for a file beside the index, which was then said to be unreadable."""
-    tier = DiskTier(full_disk, FORMAT, capacity_bytes=64 * SLOT, read_only=True)
-    assert np.array_equal(get(tier, ANN), BLOCKS)
-    tier.close()
-    for command, shown in (("info", "9 blocks of 4 tokens"), ("verify", "9 right, 0 corrupt")):
-        assert shown in CliRunner().invoke(app, ["store", command, str(full_disk)]).output
-
-
-@pytest.mark.parametrize("full_disk", ["closed", "killed"], indirect=True)
-@pytest.mark.parametrize("pruned", [False, True])
-def test_a_store_on_a_full_disk_can_be_used(full_disk: Path, monkeypatch: pytest.MonkeyPatch, pruned: bool) -> None:
-    """A process that was started there found nothing, and not even `radixkv store prune` could make room."""
-    monkeypatch.setattr(open_store, "_INDEX_ROOM_BYTES", 50 * SLOT)
-    if pruned:
-        command = ["store", "prune", str(full_disk), "--max-gib", str(7 * SLOT / (1 << 30))]
-        assert "2 blocks forgotten" in CliRunner().invoke(app, command).output
-    tier = open_tier(full_disk)
-    assert np.array_equal(get(tier, ANN), BLOCKS)
-    eve = prefix_keys("eve", 1)
-    put(tier, eve, BLOCKS[:1])
-    assert tier.contains_prefix(eve) == 1
-    tier.close()
-
-
-def test_a_disk_with_little_room_is_pruned(full_disk: Path) -> None:
-    """There was room for one of the files beside the index, so that no slots were given up, but not for its log."""
-    others = full_disk.parent / "others"
-    os.truncate(others, others.stat().st_size - 8 * SLOT)
-    command = ["store", "prune", str(full_disk), "--max-gib", str(4 * SLOT / (1 << 30))]
-    assert "5 blocks forgotten" in CliRunner().invoke(app, command).output
-
-
-def test_blocks_that_a_full_disk_costs_are_forgotten(full_disk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Their slots were given up, and pruning moved nothing in their place and kept them."""
-    monkeypatch.setattr(open_store, "_INDEX_ROOM_BYTES", 60 * SLOT)
-    command = ["store", "prune", str(full_disk), "--max-gib", str(9 * SLOT / (1 << 30))]
-    assert "5 blocks forgotten" in CliRunner().invoke(app, command).output
-    for name, shown in (("info", "4 blocks of 4 tokens"), ("verify", "4 right, 0 corrupt")):
-        assert shown in CliRunner().invoke(app, ["store", name, str(full_disk)]).output
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,173 @@
+"""A tier over a store that fails, is full, or hangs: what it asks of it meanwhile, and what becomes of a clear."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import pytest
+from support.disk_tiers import BLOCKS, KEYS, put
+from support.tier_model import FORMAT, FakeClock, get, prefix_keys
+
+from radixkv.tiers.folder_blobs import FolderBlobs
+from radixkv.tiers.shared_tier import BlobStore, SharedTier
+
+
+class FailingStore:
+    """Passes calls on, unless it is told to fail."""
+
+    description = "a store"
+
+    def __init__(self, store: BlobStore) -> None:
+        self.store = store
+        self.failing = self.is_full = self.clears_nothing = False
+        self.num_calls = 0
+
+    def __getattr__(self, name: str) -> Any:
+        def call(*arguments: Any) -> Any:
+            self.num_calls += 1
+            if self.failing or (self.clears_nothing and name == "clear"):
+                raise OSError("gone")
+            if self.is_full and name == "write" and self.store.count_present([*arguments[0]]) < len(arguments[0]):
+                raise OSError("full")
+            return getattr(self.store, name)(*arguments)
+
+        return call
+
+
+@pytest.fixture
+def failing(tmp_path: Path) -> FailingStore:
+    return FailingStore(FolderBlobs(tmp_path, capacity_bytes=1 << 20))
+
+
+def test_a_store_that_is_gone_is_warned_of_once_and_asked_seldom(
+    failing: FailingStore, caplog: pytest.LogCaptureFixture
+) -> None:
+    clock = FakeClock()
+    tier = SharedTier(failing, FORMAT, clock=clock)
+    put(tier)
+    failing.failing = True
+    failing.num_calls = 0
+    with caplog.at_level(logging.WARNING):
+        for _ in range(10):
+            assert tier.contains_prefix(KEYS) == 0
+            assert len(get(tier, KEYS)) == 0
+            put(tier, prefix_keys("bob", 1), BLOCKS[:1])
+        assert failing.num_calls == 2  # a read and a write
+        clock.now += 1.5
+        assert len(get(tier, KEYS)) == 0
+        clock.now += 1.5  # the second wait is two seconds
+        assert len(get(tier, KEYS)) == 0
+        assert failing.num_calls == 3
+        assert len(caplog.records) == 2
+    assert tier.stats.errors == 3
+    assert tier.stats.dropped_blocks == 10
+    failing.failing = False
+    clock.now += 60
+    assert np.array_equal(get(tier, KEYS), BLOCKS)
+    put(tier, prefix_keys("bob", 1), BLOCKS[:1])
+    assert tier.contains_prefix(prefix_keys("bob", 1)) == 1
+    tier.close()
+
+
+def test_a_store_that_refuses_writes_is_still_read(failing: FailingStore, caplog: pytest.LogCaptureFixture) -> None:
+    """A full store was once not read either, and each read was followed by a log line that it works again."""
+    clock = FakeClock()
+    tier = SharedTier(failing, FORMAT, clock=clock)
+    put(tier)
+    failing.is_full = True
+    for second in range(10):
+        put(tier)
+        put(tier, prefix_keys("bob", second), BLOCKS[:1])
+        assert tier.contains_prefix(KEYS) == 6
+        assert np.array_equal(get(tier, KEYS), BLOCKS)
+        clock.now += 1
+    assert len(caplog.records) == 1
+    failing.is_full = False
+    clock.now += 60
+    put(tier, prefix_keys("bob", 1), BLOCKS[:1])
+    assert tier.contains_prefix(prefix_keys("bob", 1)) == 1
+    assert len(caplog.records) == 2
+    tier.close()
+
+
+@pytest.mark.parametrize("next_use", ["write", "read it", "read another's", "close"])
+def test_a_store_that_was_gone_is_cleared_when_it_is_back(failing: FailingStore, tmp_path: Path, next_use: str) -> None:
+    """It was only cleared if something was written then; a process that found all it needed left what others could find."""
+    clock = FakeClock()
+    tier = SharedTier(failing, FORMAT, clock=clock)
+    put(tier)
+    failing.failing = True
+    tier.clear(KEYS[0].namespace)
+    assert tier.flush(600)
+    failing.failing = False
+    names = [tier._name(key) for key in KEYS]
+    assert failing.count_present(names) == 6
+    clock.now += 60
+    if next_use == "write":
+        put(tier, prefix_keys("bob", 1), BLOCKS[:1])
+    elif next_use == "close":
+        tier.close()
+        assert FolderBlobs(tmp_path, capacity_bytes=1 << 20).count_present(names) == 0
+        return
+    else:
+        for _ in range(2):
+            assert tier.contains_prefix(KEYS if next_use == "read it" else prefix_keys("bob", 1)) == 0
+        assert tier.flush(600)
+    assert failing.count_present(names) == 0
+    put(tier)
+    assert np.array_equal(get(tier, KEYS), BLOCKS)
+    tier.close()
+
+
+def test_a_clear_that_a_store_never_carried_out_is_warned_of(
+    failing: FailingStore, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The process ended in silence, and others went on finding the namespace."""
+    tier = SharedTier(failing, FORMAT)
+    put(tier)
+    failing.clears_nothing = True
+    tier.clear(KEYS[0].namespace)
+    tier.close()
+    assert caplog.messages[-1].endswith("what was cleared is still there: clear it again once it works")
+
+
+def test_a_store_that_stays_gone_is_not_asked_to_clear_at_each_read(failing: FailingStore) -> None:
+    clock = FakeClock()
+    tier = SharedTier(failing, FORMAT, clock=clock)
+    put(tier)
+    failing.clears_nothing = True
+    tier.clear(KEYS[0].namespace)
+    assert tier.flush(600)
+    for _ in range(3):
+        clock.now += 60
+        failing.num_calls = 0
+        for _ in range(10):
+            tier.contains_prefix(prefix_keys("bob", 1))
+            assert tier.flush(600)
+        assert failing.num_calls == 11  # one to clear
+    tier.close()
+
+
+def test_reads_beside_a_clear_that_hangs_ask_for_one_more_at_most(failing: FailingStore) -> None:
+    """Each asked the thread that hangs for another one."""
+    began, let_go = threading.Event(), threading.Event()
+
+    def hang(prefix: str) -> None:
+        began.set()
+        assert let_go.wait(600)
+
+    tier = SharedTier(failing, FORMAT)
+    with mock.patch.object(failing.store, "clear", hang):
+        tier.clear(prefix_keys("bob", 1)[0].namespace)
+        assert began.wait(600)
+        for _ in range(10):
+            tier.contains_prefix(KEYS)
+        assert len(tier._writer._queue) <= 1
+        let_go.set()
+        assert tier.flush(600)
+    tier.close()
