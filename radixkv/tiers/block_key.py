@@ -82,7 +82,7 @@ def block_keys(
             ``namespace`` itself.
     """
     parent = before if isinstance(before, BlockKey) else None
-    digest = parent.digest if parent else before or namespace
+    digest = before.digest if isinstance(before, BlockKey) else before or namespace
     for end in range(block_bytes, len(tokens) + 1, block_bytes):
         block = tokens[end - block_bytes : end]
         digest = next_digest(digest, block)
