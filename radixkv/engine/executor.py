@@ -135,7 +135,7 @@ class Executor:
                     self._scheduler.blocks.abort(fork)
                 raise
             request.sequences.append(sequence)
-            siblings.append(SequenceGroup(request, [sequence], group.prompt))
+            siblings.append(SequenceGroup(request, [sequence], group.prefill_token_ids))
             self._scheduler.start(siblings[-1])
         return siblings
 

@@ -139,7 +139,7 @@ class Admission:
                 self._in_flight_prefixes.add(group)
                 starting.append(group)
                 num_uncached = self._waiting.num_uncached(group)
-                num_reused = len(group.prompt) - num_uncached
+                num_reused = len(group.prefill_token_ids) - num_uncached
                 usage.add(group, self._shares.prompt_service(group.request, num_uncached, num_reused))
         return victims, starting
 
@@ -274,7 +274,7 @@ class Admission:
         try:
             if len(group.sequences) == 1:
                 # Before it is opened: a group that does not fit would evict others' prefixes in vain, and use its own.
-                demand = self._cache.demand(group.prompt, request.namespace, read=request.reuses_prefixes)
+                demand = self._cache.demand(group.prefill_token_ids, request.namespace, read=request.reuses_prefixes)
                 self._require_growth(group, demand.num_cached_tokens, demand.num_blocks)
                 self._open_tables(group)
             else:
@@ -309,7 +309,7 @@ class Admission:
         num_common = group.num_common_tokens
         first = group.sequences[0]
         for sequence in group.sequences:
-            tokens = group.prompt if sequence is first else np.array(sequence.token_ids, dtype=np.int32)
+            tokens = group.prefill_token_ids if sequence is first else np.array(sequence.token_ids, dtype=np.int32)
             table = self._open_table(sequence, tokens)
             if sequence.num_computed < num_common:
                 # The common tokens were evicted, perhaps for the tables before this one. If each sequence computed them
@@ -317,7 +317,7 @@ class Admission:
                 if sequence is not first:
                     self._close_tables(group)
                     # With the common tokens as the prompt, at least one of them is left to compute.
-                    table = self._open_table(first, group.prompt[:num_common])
+                    table = self._open_table(first, group.prefill_token_ids[:num_common])
                 group.num_shared_prefill_tokens = num_common
                 self._cache.reserve(table, num_common)
                 return

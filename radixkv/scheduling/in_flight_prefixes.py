@@ -56,7 +56,7 @@ class InFlightPrefixes:
         if owner.num_pending <= 1:
             return  # no group begins to wait for it; one that waits already goes on, as its last block may not be published
         namespace, start = owner.request.namespace, owner.sequences[0].num_computed
-        block = owner.prompt[start : start + self._cache.block_size].tobytes()
+        block = owner.prefill_token_ids[start : start + self._cache.block_size].tobytes()
         self._by_block.setdefault(namespace, {}).setdefault(start, {}).setdefault(block, []).append(owner)
 
     def remove(self, owner: SequenceGroup) -> None:
@@ -85,15 +85,15 @@ class InFlightPrefixes:
             return False
         size = self._cache.block_size
         # The last token of a prompt is always computed, for its logits.
-        longest = len(group.prompt) - 1
+        longest = len(group.prefill_token_ids) - 1
         for start, owners in self._by_block.get(request.namespace, {}).items():
-            for owner in owners.get(group.prompt[start : start + size].tobytes(), ()):
+            for owner in owners.get(group.prefill_token_ids[start : start + size].tobytes(), ()):
                 # A less urgent owner may be preempted, or get no tokens, for the sake of others.
                 if owner not in self._owners or owner.request.priority > request.priority or not _publishes(owner):
                     continue
                 num_common = min(_num_common_tokens(group, owner), longest) // size * size
                 # What the owner has computed of it is cached, too: its table holds it.
-                if num_common - self._cache.match(group.prompt, request.namespace) >= size:
+                if num_common - self._cache.match(group.prefill_token_ids, request.namespace) >= size:
                     self._prefixes[group] = _InFlightPrefix(owner, num_common)
                     return True
         return False
@@ -106,6 +106,6 @@ def _publishes(owner: SequenceGroup) -> bool:
 
 
 def _num_common_tokens(a: SequenceGroup, b: SequenceGroup) -> int:
-    size = min(len(a.prompt), len(b.prompt))
-    differs = a.prompt[:size] != b.prompt[:size]
+    size = min(len(a.prefill_token_ids), len(b.prefill_token_ids))
+    differs = a.prefill_token_ids[:size] != b.prefill_token_ids[:size]
     return int(differs.argmax()) if differs.any() else size

@@ -132,13 +132,13 @@ class PrefixLoads:
             self._look_ups.give_up(look_up)
             self._end_waiting(prefix)
             return False
-        num_tokens = self._cache.match(group.prompt, group.request.namespace)
+        num_tokens = self._cache.match(group.prefill_token_ids, group.request.namespace)
         num_cached = num_tokens // self._cache.block_size
         if num_cached < look_up.start:
             self._look_up(prefix)  # evicted since
             return True
         spans = [Span(span.tier, max(span.start, num_cached), span.stop) for span in spans if span.stop > num_cached]
-        if not spans or not look_up.keys[spans[0].start].is_whole or num_tokens >= len(group.prompt) - 1:
+        if not spans or not look_up.keys[spans[0].start].is_whole or num_tokens >= len(group.prefill_token_ids) - 1:
             if not look_up.spans and not look_up.start:  # neither here nor below
                 self._end_waiting(prefix)
             prefix.version = self._cache.version
@@ -163,9 +163,9 @@ class PrefixLoads:
         table, size = group.sequences[0].table, self._cache.block_size
         if table is not None and table.num_cached_tokens >= size and not self._stopped:
             start, stop = table.num_cached_tokens // size * size, table.num_cached_tokens
-            if stop == len(group.prompt) - 1:  # its last token is computed even if it is cached, too
-                stop = self._cache.match(group.prompt, group.request.namespace)
-            self._moves.note_reused(table, _encoded(group.prompt[start:stop]))
+            if stop == len(group.prefill_token_ids) - 1:  # its last token is computed even if it is cached, too
+                stop = self._cache.match(group.prefill_token_ids, group.request.namespace)
+            self._moves.note_reused(table, _encoded(group.prefill_token_ids[start:stop]))
 
     def send_look_ups(self) -> None:
         """Send the look-ups that had to wait until all evicted blocks were on their way down."""
@@ -214,14 +214,14 @@ class PrefixLoads:
             self._end_waiting(prefix)
             return
         group, size = prefix.group, self._cache.block_size
-        num_tokens = self._cache.match(group.prompt, group.request.namespace)
-        start, stop = num_tokens // size, len(group.prompt) // size
+        num_tokens = self._cache.match(group.prefill_token_ids, group.request.namespace)
+        start, stop = num_tokens // size, len(group.prefill_token_ids) // size
         prefix.look_up = None
         # The last token of a prompt is always computed, for its logits.
-        if start == stop or num_tokens >= len(group.prompt) - 1:
+        if start == stop or num_tokens >= len(group.prefill_token_ids) - 1:
             prefix.version = self._cache.version
         else:
-            prefix.look_up = LookUp(group.request.namespace, _encoded(group.prompt), start)
+            prefix.look_up = LookUp(group.request.namespace, _encoded(group.prefill_token_ids), start)
             prefix.gives_up_at = self._clock() + self._allowed_seconds((stop - start) * size)
             self._look_ups.add(prefix.look_up)
             if not self._moves.has_unsent:
@@ -233,7 +233,7 @@ class PrefixLoads:
         if table is None or look_up.spans is None:
             return
         first = look_up.first_missing(look_up.spans)
-        block = group.prompt[first * size : (first + 1) * size]
+        block = group.prefill_token_ids[first * size : (first + 1) * size]
         if table.num_cached_tokens // size == first and len(block) == size:
             self._moves.note_missing(table, _encoded(block))
 
@@ -275,7 +275,7 @@ class PrefixLoads:
         first, stop, size = spans[0].start, spans[-1].stop, cache.block_size
         # With what is cached, which the table locks, and what the group computes after the load: otherwise running groups
         # would be preempted for the load, or its blocks evicted before the group fits.
-        missing = cache.demand(group.prompt, request.namespace).num_blocks - num_spare_blocks()
+        missing = cache.demand(group.prefill_token_ids, request.namespace).num_blocks - num_spare_blocks()
         if missing > 0:
             return False
         if not nothing_runs and missing + self._claims.of_others(prefix.claim) > 0:
@@ -313,7 +313,7 @@ class PrefixLoads:
         return num_bytes // TOKEN_BYTES - spans[0].start * self._cache.block_size
 
     def _num_blocks(self, group: SequenceGroup) -> int:
-        return -(-len(group.prompt) // self._cache.block_size)
+        return -(-len(group.prefill_token_ids) // self._cache.block_size)
 
     def _give_up(self, active: ActiveLoad) -> None:
         """End a load that takes longer than it is worth. The time spent in vain on its next blocks shows its tier's speed."""
@@ -352,7 +352,7 @@ class PrefixLoads:
                 self._claims.set(prefix.claim, prefix.claim.num_blocks + num_freed, loading=False)
                 num_freed = 0
             if group.request.num_cached_tokens is None:
-                active.note_loaded(group.request.metrics, _encoded(group.prompt), self._media, now - since)
+                active.note_loaded(group.request.metrics, _encoded(group.prefill_token_ids), self._media, now - since)
 
 
 def _encoded(tokens: NDArray[np.integer]) -> bytes:

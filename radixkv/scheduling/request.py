@@ -213,7 +213,7 @@ class SequenceGroup:
     """Sequences that are admitted, run and preempted as one. All beams of a search advance in the same step.
 
     Attributes:
-        prompt: tokens of the first sequence when the group was last queued: what is to be prefilled.
+        prefill_token_ids: those of the first sequence when the group was last queued, its answer so far included.
         started: whether it was admitted before.
         num_computed_at_start: tokens of the first sequence that were computed when the group was last started.
         num_computed_before: the most tokens of the first sequence that were computed when the group was preempted.
@@ -223,7 +223,7 @@ class SequenceGroup:
 
     request: Request
     sequences: list[TokenSequence]
-    prompt: NDArray[np.int32]
+    prefill_token_ids: NDArray[np.int32]
     started: bool = False
     num_computed_at_start: int = 0
     num_computed_before: int = 0

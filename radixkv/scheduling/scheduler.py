@@ -245,7 +245,7 @@ class Scheduler:
                 self.blocks.close(sequence)
             sequence.num_computed = 0
         group.num_shared_prefill_tokens = 0
-        group.prompt = np.array(group.sequences[0].token_ids, dtype=np.int32)
+        group.prefill_token_ids = np.array(group.sequences[0].token_ids, dtype=np.int32)
         del self.running[group]
         self._queue(group)
         self.num_preemptions += 1

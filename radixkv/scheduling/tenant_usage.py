@@ -65,7 +65,9 @@ class TenantUsage:
         self.num_seqs[tenant] += group.num_seqs
         self._lowest_floor = max(self._lowest_floor, self._lowest_floor_of(tenant))
         self._uncharged[tenant] += uncharged
-        if len(group.prompt) == 1:  # nothing is charged for it: its tenant may come before some that have no claim
+        if (
+            len(group.prefill_token_ids) == 1
+        ):  # nothing is charged for it: its tenant may come before some that have no claim
             self._last_without_claim = None
 
     def remove(self, groups: Collection[SequenceGroup]) -> None:
@@ -171,7 +173,7 @@ class TenantUsage:
         used: Counter[str] = Counter()
         for running in self._running:
             used[running.request.tenant] += running.num_blocks
-        needed = used[group.request.tenant] + -(-(len(group.prompt) + 1) // self._block_size)
+        needed = used[group.request.tenant] + -(-(len(group.prefill_token_ids) + 1) // self._block_size)
         if needed > self._blocks_part(group.request.tenant):
             return []
         above = {tenant for tenant, num_blocks in used.items() if num_blocks > self._blocks_part(tenant)}

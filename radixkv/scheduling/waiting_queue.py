@@ -94,7 +94,9 @@ class WaitingQueue:
     def add(self, group: SequenceGroup) -> None:
         """Queue a new or a preempted group."""
         tenant, num_seqs = group.request.tenant, group.num_seqs
-        entry = self._queues.setdefault(tenant, SortedDict())[_key(group)] = _Entry(group, num_seqs, len(group.prompt))
+        entry = self._queues.setdefault(tenant, SortedDict())[_key(group)] = _Entry(
+            group, num_seqs, len(group.prefill_token_ids)
+        )
         self.num_seqs[tenant] = self.num_seqs.get(tenant, 0) + num_seqs
         self.num_uncached_tokens += entry.num_uncached
         self._look_up(entry)
@@ -165,11 +167,11 @@ class WaitingQueue:
         version, group, request = self._cache.version, entry.group, entry.group.request
         if entry.looked_up_at == version or not request.reuses_prefixes:
             return
-        num_cached = self._cache.match(group.prompt, request.namespace)
+        num_cached = self._cache.match(group.prefill_token_ids, request.namespace)
         entry.looked_up_at = version
         entry.num_cached = 0 if group.started else num_cached
         self.num_uncached_tokens -= entry.num_uncached
-        entry.num_uncached = max(1, len(group.prompt) - num_cached)  # the last token is always computed
+        entry.num_uncached = max(1, len(group.prefill_token_ids) - num_cached)  # the last token is always computed
         self.num_uncached_tokens += entry.num_uncached
 
 

@@ -85,8 +85,8 @@ def test_beside_pins_nothing_is_preempted_twice_without_a_token_in_between(seed:
         waiting = set(driver.scheduler.waiting)
         for group in running:
             if group in waiting:
-                assert len(group.prompt) > num_tokens.get(group, 0)
-                num_tokens[group] = len(group.prompt)
+                assert len(group.prefill_token_ids) > num_tokens.get(group, 0)
+                num_tokens[group] = len(group.prefill_token_ids)
         if num_pinned < 14 and rng.random() < 0.1:
             num_pinned += driver.cache.pin(rng.choice(driver.admitted).prompt_token_ids).num_tokens // 4
     assert num_tokens

@@ -66,7 +66,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             assert ranks == sorted(ranks)
             waiting = self.driver.scheduler.waiting
             assert waiting.num_uncached_tokens == sum(map(waiting.num_uncached, waiting))
-            assert all(1 <= waiting.num_uncached(group) <= len(group.prompt) for group in waiting)
+            assert all(1 <= waiting.num_uncached(group) <= len(group.prefill_token_ids) for group in waiting)
 
     def teardown(self) -> None:
         if hasattr(self, "driver"):

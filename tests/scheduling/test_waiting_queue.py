@@ -64,7 +64,12 @@ def test_of_a_preempted_answer_what_is_still_cached_does_not_count_as_queued() -
     waiting = driver.scheduler.waiting
     (group,) = waiting
     # The other sequence has taken some of its blocks in the same step.
-    assert 1 <= waiting.num_uncached_tokens <= len(group.prompt) - driver.cache.match(group.prompt) < 24
+    assert (
+        1
+        <= waiting.num_uncached_tokens
+        <= len(group.prefill_token_ids) - driver.cache.match(group.prefill_token_ids)
+        < 24
+    )
     driver.run()
     assert waiting.num_uncached_tokens == 0
 

@@ -175,7 +175,7 @@ class Driver:
         self.step()
 
     def num_cached(self, group: SequenceGroup) -> int:
-        return self.cache.match(group.prompt, "") // SIZE
+        return self.cache.match(group.prefill_token_ids, "") // SIZE
 
 
 def unlike(first: int, num_blocks: int) -> list[int]:

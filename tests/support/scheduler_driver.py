@@ -238,7 +238,7 @@ class SchedulerDriver:
                 ):
                     sequence.index = index
                     request.sequences.append(sequence)
-                    groups.append(SequenceGroup(request, [sequence], chunk.group.prompt))
+                    groups.append(SequenceGroup(request, [sequence], chunk.group.prefill_token_ids))
                     self.scheduler.start(groups[-1])
                     self._num_tokens_when_started[groups[-1]] = len(sequence.token_ids)
         for group in groups:
