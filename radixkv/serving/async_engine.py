@@ -24,7 +24,7 @@ from radixkv.prompts import Prompt
 from radixkv.sampling_params import BeamSearchParams, SamplingParams
 from radixkv.scheduling.request import Request
 from radixkv.scheduling.tenant_share import TenantShare
-from radixkv.serving.engine_thread import EngineThread, StepResult, is_in_use, refuse_in_use
+from radixkv.serving.engine_thread import EngineThread, StepResult, refuse_in_use, why_in_use
 from radixkv.serving.heartbeat import Heartbeat
 from radixkv.serving.process_bound import ProcessBound
 from radixkv.serving.request_intake import RequestIntake
@@ -353,7 +353,7 @@ class AsyncEngine(ProcessBound):
         finished = await self._intake.finish(self._idle, grace_seconds)
         self._intake.shut_down()
         self._cut_short = self._cut_short or bool(self._streams) or not finished
-        if self._loop is None and not (self._has_ended or self.abandoned or is_in_use(self._engine)):
+        if self._loop is None and not (self._has_ended or self.abandoned or why_in_use(self._engine)):
             self._start()  # one that was never used holds its tiers, too
         if self._loop is not None and not self.abandoned:
             left = max(0.0, write_until - time.monotonic())

@@ -72,9 +72,13 @@ class _Abort:
     request_id: str
 
 
-def is_in_use(engine: Engine) -> bool:
-    """Whether a thread runs an engine, or an `LLM` has unfinished requests in it."""
-    return engine.thread is not None or engine.has_unfinished_requests
+def why_in_use(engine: Engine) -> str | None:
+    """Why no other thread may begin to run an engine; None: one may."""
+    if engine.thread is not None:
+        return "the engine is already in service: one AsyncLLM at a time may run an LLM"
+    if engine.has_unfinished_requests:
+        return "the LLM has unfinished requests: read its streams to their end, or close them, before it is given away"
+    return None
 
 
 def refuse_in_use(engine: Engine) -> None:
@@ -84,12 +88,9 @@ def refuse_in_use(engine: Engine) -> None:
         RuntimeError: another thread runs it, an `LLM` has unfinished requests in it, or another process made it.
     """
     engine.check_process()
-    if engine.thread is not None:
-        raise RuntimeError("the engine is already in service: one AsyncLLM at a time may run an LLM")
-    if engine.has_unfinished_requests:
-        raise RuntimeError(
-            "the LLM has unfinished requests: read its streams to their end, or close them, before it is given away"
-        )
+    reason = why_in_use(engine)
+    if reason is not None:
+        raise RuntimeError(reason)
 
 
 class EngineThread:
