@@ -34,3 +34,22 @@ def test_requests_that_wait_are_counted_without_going_through_them(monkeypatch: 
         engine.step()
         assert sum(counts()) == engine.num_unfinished_requests
     assert counts() == (0, 0)
+
+
+def test_queued_tokens_are_those_of_prompts_that_wait_or_are_in_progress() -> None:
+    engine = tiny(max_num_batched_tokens=8, async_scheduling=False).engine
+    for first, length in ((3, 20), (100, 7)):
+        add(engine, f"{first}", range(first, first + length), SamplingParams(max_tokens=8, ignore_eos=True))
+
+    def counts() -> tuple[int, int, int]:
+        stats = engine_stats(engine)
+        return stats.num_queued_tokens, stats.num_queued, stats.num_decoding
+
+    assert counts() == (27, 2, 0)
+    # Of the first prompt 8, 8 and 4 tokens; beside those 4, as many of the second one.
+    for expected in ((12 + 7, 2, 0), (4 + 7, 2, 0), (3, 1, 1), (0, 0, 2)):
+        engine.step()
+        assert counts() == expected
+    assert engine_stats(engine).last_batch == (2, 4)
+    engine.abort("3")
+    assert counts() == (0, 0, 1)

@@ -211,3 +211,19 @@ def test_who_has_a_token_in_flight_gives_way_a_step_later() -> None:
     while waits not in driver.admitted:
         driver.step()
     assert [request.tenant for request in driver.preempted] == ["a"]
+
+
+def test_nobody_waits_for_the_prefix_of_a_prompt_that_gives_way_in_the_same_step() -> None:
+    driver = SchedulerDriver(max_num_seqs=4, budget=64)
+    driver.add_several(3, 4, max_new=200, tenant="b")
+    driver.step()
+    long = prompt(100)
+    in_progress = driver.add(long, max_new=4, tenant="b")
+    driver.step()
+    waiting = [driver.add(tokens, max_new=4, tenant="a") for tokens in (prompt(5), [*long, 7])]
+    driver.scheduler.shares.charge_cost("b", 1000)
+    driver.step()
+    assert in_progress in driver.preempted
+    assert driver.scheduler.num_preemptions == 2
+    assert driver.admitted[-2:] == waiting
+    driver.run()
