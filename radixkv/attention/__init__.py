@@ -23,7 +23,7 @@ first layer that needs it asks. A backend's `SharingRule` says when sharing pays
 """
 
 from radixkv.attention.backend import AttentionBackend, AttentionBatch, BatchLimits
-from radixkv.attention.options import AttentionLayer, AttentionOptions
+from radixkv.attention.options import AttentionLayer, AttentionOptions, Rotary
 from radixkv.attention.plan import AttentionPlan, KeyRanges, Planner
 from radixkv.attention.query_batch import QueryBatch, ReadableTable
 from radixkv.attention.sharing_rule import SharingRule
@@ -39,5 +39,6 @@ __all__ = [
     "Planner",
     "QueryBatch",
     "ReadableTable",
+    "Rotary",
     "SharingRule",
 ]

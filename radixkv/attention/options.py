@@ -1,4 +1,4 @@
-"""A layer's arguments of attention beside query, key and value."""
+"""What attention takes beside queries, keys and values."""
 
 from __future__ import annotations
 
@@ -8,25 +8,25 @@ import torch
 
 from radixkv.memory import LayerShape
 
+Rotary = tuple[torch.Tensor, torch.Tensor]
+"""Cosines and sines ``[rows, rotary dim]`` of a batch's positions, in the form of `radixkv_kernels.rotate_and_write`."""
+
 
 @dataclass(frozen=True, slots=True)
 class AttentionOptions:
-    """One layer's options, and the current batch's rotation.
+    """One layer's options, the same for every batch.
 
     Attributes:
         scale: scores are multiplied by it; not always ``key_dim ** -0.5``.
         softcap: scores become ``softcap * tanh(score / softcap)``; None: they stay (Gemma 2).
         sliding_window: how many tokens a row sees, itself included; None: all.
         sinks: ``[query heads]``, one logit per head that takes part in the softmax and has no value (gpt-oss).
-        rotary: cosines and sines ``[rows, rotary dim]`` by which attention rotates queries and new keys, in the form of
-            `radixkv_kernels.rotate_and_write`; None: they are rotated already. Only for Triton's backend.
     """
 
     scale: float
     softcap: float | None = None
     sliding_window: int | None = None
     sinks: torch.Tensor | None = None
-    rotary: tuple[torch.Tensor, torch.Tensor] | None = None
 
 
 @dataclass(frozen=True, slots=True)

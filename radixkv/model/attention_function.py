@@ -1,4 +1,4 @@
-"""The attention functions that transformers has by name: which one a model calls, and with what options."""
+"""The attention functions that a model calls: that of the engine, and one to find out what its layers pass."""
 
 from __future__ import annotations
 
@@ -11,9 +11,12 @@ import torch
 import transformers
 from transformers import AttentionInterface, AttentionMaskInterface
 
-from radixkv.model.window_mask import is_of_model, make_mask
+from radixkv.attention import AttentionOptions, Rotary
+from radixkv.model.compiled_layers import opaque_attention
+from radixkv.model.forward_pass import running
+from radixkv.model.window_mask import is_of_model, make_mask, window_of
 
-# The engine's attention function, and the one that `attention_by` gives.
+# By which transformers knows the engine's attention function, and the one that `attention_by` gives.
 ATTENTION_NAME = "radixkv"
 PROBE_NAME = "radixkv_probe"
 OWN_NAMES = frozenset({ATTENTION_NAME, PROBE_NAME})
@@ -26,12 +29,11 @@ _OF_NO_EFFECT = frozenset({"position_ids"})
 _attend: ContextVar[Callable[..., torch.Tensor]] = ContextVar("attend")
 
 
-def layer_options(
-    key_dim: int, given: Mapping[str, Any]
-) -> tuple[float, float | None, int | None, torch.Tensor | None]:
-    """The first four of `AttentionOptions`, by what an attention function is given beside heads of this size."""
+def layer_options(key_dim: int, given: Mapping[str, Any], mask: torch.Tensor | None = None) -> AttentionOptions:
+    """A layer's options by what it gives an attention function beside heads of this size."""
     scale = given.get("scaling") or key_dim**-0.5
-    return scale, given.get("softcap"), given.get("sliding_window"), given.get("s_aux")
+    window = window_of(given.get("sliding_window"), mask)
+    return AttentionOptions(scale, given.get("softcap"), window, given.get("s_aux"))
 
 
 def obstacle(module: Any, mask: torch.Tensor | None, given: Mapping[str, Any]) -> str | None:
@@ -68,9 +70,30 @@ def attention_by(model: transformers.PreTrainedModel, attend: Callable[..., torc
         model.set_attn_implementation(implementation)
 
 
+def _attend_in_batch(
+    module: Any,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    rotary: Rotary | None = None,
+    **options: Any,
+) -> tuple[torch.Tensor, None]:
+    """Attention of the running batch, with the options that the layer had when it was probed."""
+    if torch.compiler.is_compiling():
+        return opaque_attention(module.radixkv_layer_idx, query, key, value, *(rotary or (None, None))), None
+    forward_pass = running.get(None)
+    if forward_pass is None:
+        raise RuntimeError(
+            "model: it was given to an LLM, which runs it; model.set_attn_implementation('sdpa') lets you call it again"
+        )
+    return forward_pass.attend(module.layer_idx, query, key, value, rotary), None
+
+
 def _probe(*args: Any, **options: Any) -> tuple[torch.Tensor, None]:
     return _attend.get()(*args, **options), None
 
 
+AttentionInterface.register(ATTENTION_NAME, _attend_in_batch)
 AttentionInterface.register(PROBE_NAME, _probe)
 AttentionMaskInterface.register(PROBE_NAME, make_mask)

@@ -27,7 +27,6 @@ from typing import Any
 import torch
 from torch import nn
 
-from radixkv.attention import AttentionOptions
 from radixkv.model.forward_pass import running
 
 _BACKEND = "inductor"
@@ -39,10 +38,6 @@ def opaque_attention(
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
-    scale: float,
-    softcap: float | None,
-    sliding_window: int | None,
-    sinks: torch.Tensor | None,
     cosines: torch.Tensor | None,
     sines: torch.Tensor | None,
 ) -> torch.Tensor:
@@ -54,13 +49,12 @@ def opaque_attention(
         layer_idx: a tensor on the CPU with one number: a plain number would be a constant, with one compilation per layer.
     """
     rotary = None if cosines is None or sines is None else (cosines, sines)
-    options = AttentionOptions(scale, softcap, sliding_window, sinks, rotary)
-    return running.get().attend(int(layer_idx), query, key, value, options).contiguous()
+    return running.get().attend(int(layer_idx), query, key, value, rotary).contiguous()
 
 
 @opaque_attention.register_fake
 def _(
-    layer_idx: torch.Tensor, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *options: Any
+    layer_idx: torch.Tensor, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *rotary: Any
 ) -> torch.Tensor:
     return query.new_empty(1, query.shape[2], query.shape[1], value.shape[3])
 

@@ -9,11 +9,10 @@ from typing import Any
 import torch
 import transformers
 
-from radixkv.attention import AttentionLayer, AttentionOptions
+from radixkv.attention import AttentionLayer, Rotary
 from radixkv.errors import UnsupportedModelError
 from radixkv.memory import LayerShape
 from radixkv.model.attention_function import attention_by, layer_options, obstacle
-from radixkv.model.window_mask import window_of
 
 
 @contextmanager
@@ -47,8 +46,7 @@ def watch_layers(model: transformers.PreTrainedModel, name: str) -> Iterator[dic
                 f"{name}: its attention function is called twice for layer {module.layer_idx}, by one or by two modules"
             )
         shape = LayerShape(key.shape[1], key.shape[3], value.shape[3])
-        scale, softcap, window, sinks = layer_options(query.shape[-1], given)
-        options = AttentionOptions(scale, softcap, window_of(window, attention_mask), sinks)
+        options = layer_options(query.shape[-1], given, attention_mask)
         layers[module.layer_idx] = AttentionLayer(shape, query.shape[1], options)
         return _zeros(query, value)
 
@@ -76,18 +74,18 @@ def see_itself(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> t
 
 
 def attend_itself(
-    layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, options: AttentionOptions
+    layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, rotary: Rotary | None
 ) -> torch.Tensor:
     """`see_itself`, to find out whether anything but attention mixes tokens."""
     return see_itself(query, key, value)
 
 
 def attend_nothing(
-    layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, options: AttentionOptions
+    layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, rotary: Rotary | None
 ) -> torch.Tensor:
     """Zeros in the shape of the layer's result, to see what all the rest gives, compiles to, or takes of memory."""
     # Rotated queries take memory of their own while attention runs.
-    _rotated = None if options.rotary is None else torch.empty_like(query)
+    _rotated = None if rotary is None else torch.empty_like(query)
     return _zeros(query, value)
 
 

@@ -15,9 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from transformers import AttentionInterface
 
-from radixkv.attention import AttentionBackend, AttentionOptions, BatchLimits
+from radixkv.attention import AttentionBackend, AttentionOptions, BatchLimits, Rotary
 from radixkv.attention.choice import make_backend
 from radixkv.attention.host_backend import HostBackend
 from radixkv.attention.native import NativeAttention, NativeBackend
@@ -26,8 +25,8 @@ from radixkv.cache import BlockCopy
 from radixkv.errors import UnsupportedModelError
 from radixkv.memory import KVPool, LayerShape
 from radixkv.memory.upload import to_device
-from radixkv.model.attention_function import ATTENTION_NAME, layer_options
-from radixkv.model.compiled_layers import compile_layers, opaque_attention, uncompile_layers
+from radixkv.model.attention_function import ATTENTION_NAME
+from radixkv.model.compiled_layers import compile_layers, uncompile_layers
 from radixkv.model.deferred_rotation import DeferredRotation, set_rotate_first
 from radixkv.model.forward_pass import Attend, ForwardPass, RunChain, running
 from radixkv.model.layer_probe import attend_nothing
@@ -40,6 +39,11 @@ from radixkv_cpu import DecoderLayers
 if TYPE_CHECKING:
     from radixkv.attention.triton.padded_decode import PaddedDecode
     from radixkv.model.decode_graphs import DecodeGraphs
+
+# Of a batch: see `AttentionBatch.attend`.
+_AttendPoolLayer = Callable[
+    [int, torch.Tensor, torch.Tensor, torch.Tensor, AttentionOptions, Rotary | None], torch.Tensor
+]
 
 _log = logging.getLogger(__name__)
 
@@ -247,18 +251,16 @@ class ModelRunner:
 
     def _attend(
         self,
-        attend: Attend,
+        attend: _AttendPoolLayer,
         layer_idx: int,
         query: torch.Tensor,
         key: torch.Tensor,
         value: torch.Tensor,
-        options: AttentionOptions,
+        rotary: Rotary | None,
     ) -> torch.Tensor:
         """Attention of the model's layers by that of a batch, which knows the pool's layers."""
-        window = self._structure.layers[layer_idx].options.sliding_window
-        if options.sliding_window != window:  # the model expresses it only by a mask
-            options = replace(options, sliding_window=window)
-        return attend(self._layer_of[layer_idx], query, key, value, options)
+        options = self._structure.layers[layer_idx].options
+        return attend(self._layer_of[layer_idx], query, key, value, options, rotary)
 
     def _run_chain(
         self,
@@ -374,26 +376,3 @@ class ModelRunner:
                 f"{name}: torch.compile cannot compile its layers ({reason}); "
                 "expected a model and a compiler that it can use, or enable_torch_compile=False"
             ) from error
-
-
-def _attention_function(
-    module: Any,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    attention_mask: torch.Tensor | None,
-    **options: Any,
-) -> tuple[torch.Tensor, None]:
-    given = layer_options(query.shape[-1], options)
-    rotary = options.get("rotary")
-    if torch.compiler.is_compiling():
-        return opaque_attention(module.radixkv_layer_idx, query, key, value, *given, *(rotary or (None, None))), None
-    forward_pass = running.get(None)
-    if forward_pass is None:
-        raise RuntimeError(
-            "model: it was given to an LLM, which runs it; model.set_attn_implementation('sdpa') lets you call it again"
-        )
-    return forward_pass.attend(module.layer_idx, query, key, value, AttentionOptions(*given, rotary)), None
-
-
-AttentionInterface.register(ATTENTION_NAME, _attention_function)

@@ -7,7 +7,7 @@ import torch
 from numpy.typing import NDArray
 
 from radixkv.attention.host_backend import HostBackend
-from radixkv.attention.options import AttentionOptions
+from radixkv.attention.options import AttentionOptions, Rotary
 from radixkv.attention.plan import AttentionPlan, KeyRanges
 from radixkv.attention.query_batch import Ints, concatenated_ranges
 from radixkv.memory import KVPool
@@ -56,9 +56,16 @@ class NativeAttention:
             self.kept = torch.from_numpy(rows), self.paged.of_rows(rows)
 
     def attend(
-        self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, options: AttentionOptions
+        self,
+        layer: int,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        options: AttentionOptions,
+        rotary: Rotary | None = None,
     ) -> torch.Tensor:
         """Write the batch's new keys and values into the pool, then attend; see `AttentionBatch.attend`."""
+        assert rotary is None
         keys, values = self._pool.keys[layer], self._pool.values[layer]
         write_cache(_contiguous_heads(key), _contiguous_heads(value), keys, values, self.slots)
         sinks = None if options.sinks is None else options.sinks.float().contiguous()

@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 
 from radixkv.attention.host_backend import HostBackend
-from radixkv.attention.options import AttentionOptions
+from radixkv.attention.options import AttentionOptions, Rotary
 from radixkv.attention.plan import AttentionPlan
 from radixkv.attention.torch_cpu import cost_model
 from radixkv.attention.torch_cpu.calls import Call, CausalCall, GatherCall, ViewCall, lower
@@ -34,9 +34,16 @@ class TorchAttention:
         self._calls_by_window: dict[int | None, list[Call]] = {}
 
     def attend(
-        self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, options: AttentionOptions
+        self,
+        layer: int,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        options: AttentionOptions,
+        rotary: Rotary | None = None,
     ) -> torch.Tensor:
         """Write the batch's new keys and values into the pool, then attend; see `AttentionBatch.attend`."""
+        assert rotary is None
         stored = self._pool.write(layer, self._slots, key[0].transpose(0, 1), value[0].transpose(0, 1))
         num_query_heads, num_rows = query.shape[1], query.shape[2]
         num_kv_heads, value_dim = key.shape[1], value.shape[3]

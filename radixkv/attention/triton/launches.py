@@ -44,7 +44,7 @@ class LayerTensors(NamedTuple):
         key_scales, value_scales: of a quantised pool.
         sinks: the layer's, see `AttentionOptions`.
         unrotated: the query before rotation, where it has yet to be rotated.
-        cosines, sines: for its rotation, see `AttentionOptions`.
+        cosines, sines: for its rotation, see `Rotary`.
     """
 
     query: torch.Tensor

@@ -10,7 +10,7 @@ import abc
 
 import torch
 
-from radixkv.attention.options import AttentionOptions
+from radixkv.attention.options import AttentionOptions, Rotary
 from radixkv.attention.triton.launches import Launcher, LayerTensors
 from radixkv.memory import KVPool
 from radixkv_kernels import RepeatedLaunch
@@ -42,7 +42,13 @@ class LayerLaunches(abc.ABC):
         """A layer's launches, in order; for layers that are alike the same, apart from their tensors."""
 
     def attend(
-        self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, options: AttentionOptions
+        self,
+        layer: int,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        options: AttentionOptions,
+        rotary: Rotary | None = None,
     ) -> torch.Tensor:
         """Write the batch's new keys and values into the pool, then attend; see `AttentionBatch.attend`."""
         (keys, values, *scales), own_layout = self._layers[layer]
@@ -50,8 +56,8 @@ class LayerLaunches(abc.ABC):
         size, device = (1, query.shape[2], query.shape[1]), query.device
         output = torch.empty(*size, value.shape[3], dtype=query.dtype, device=device)
         unrotated, cosines, sines = None, None, None
-        if options.rotary is not None:
-            (cosines, sines), unrotated = options.rotary, query
+        if rotary is not None:
+            (cosines, sines), unrotated = rotary, query
             query = torch.empty(*size, query.shape[3], dtype=query.dtype, device=device).transpose(1, 2)
         alike = (
             own_layout, _layout(query), _layout(key), _layout(value), _layout(unrotated), _layout(cosines), _layout(sines),

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from radixkv.attention import AttentionOptions, QueryBatch
+from radixkv.attention import AttentionOptions, QueryBatch, Rotary
 from radixkv.memory import KVPool, LayerShape
 from radixkv.memory.fp8_kv_pool import FP8, Fp8KVPool, KVScales
 
@@ -31,7 +31,13 @@ class Attends(Protocol):
     """An `AttentionBatch`, or a batch as CUDA graphs run it."""
 
     def attend(
-        self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, options: AttentionOptions
+        self,
+        layer: int,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        options: AttentionOptions,
+        rotary: Rotary | None = None,
     ) -> torch.Tensor: ...
 
 

@@ -46,7 +46,7 @@ class NativeDecoderLayer(nn.Module):
         self.attention_norm: nn.Module
         self.mlp_norm: nn.Module
         self.attention_norm, self.mlp_norm = output_norms or (nn.Identity(), nn.Identity())
-        scale, softcap, window, sinks = layer_options(attention.head_dim, attention.options)
+        options = layer_options(attention.head_dim, attention.options)
         self.chain = [self]
         self.layer = DecoderLayer(
             input_norm, post_norm, attention.norms,
@@ -54,10 +54,10 @@ class NativeDecoderLayer(nn.Module):
             (mlp.gate_up, mlp.down) if isinstance(mlp, NativeGatedMLP) else partial(_run_rows, mlp),
             attention.head_dim,
             output_norms=output_norms,
-            scale=scale,
-            softcap=softcap,
-            window=window,
-            sinks=None if sinks is None else sinks.detach().float().contiguous(),
+            scale=options.scale,
+            softcap=options.softcap,
+            window=options.sliding_window,
+            sinks=None if options.sinks is None else options.sinks.detach().float().contiguous(),
         )  # fmt: skip
 
     def forward(

@@ -57,7 +57,7 @@ def attend(batch: Attends, rows: int, shape: LayerShape, num_query_heads: int, r
     if rotates:
         cosines, sines = torch.zeros(2, rows, shape.key_dim, dtype=torch.bfloat16)
         rotary = cosines, sines
-    batch.attend(0, query, key, value, AttentionOptions(0.1, rotary=rotary))
+    batch.attend(0, query, key, value, AttentionOptions(0.1), rotary)
 
 
 @pytest.mark.parametrize("rotates", [True, False], ids=["rotated by the kernel", "rotated before"])
