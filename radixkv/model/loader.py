@@ -30,7 +30,7 @@ from radixkv.model.heap import trim_heap
 from radixkv.model.longrope import choose_factors
 from radixkv.model.merged_linear import merge_linears
 from radixkv.model.model_cache import packed_folder, quantised_folder, remove_unused
-from radixkv.model.native import AnyQuantiser, BlockKeeper, PanelCache, Quantiser, prepare_for_cpu, weights_of
+from radixkv.model.native import BlockKeeper, PanelCache, Quantiser, WeightKeeper, prepare_for_cpu, weights_of
 from radixkv.model.placement import Placement
 from radixkv.model.quantisation_report import report_quantised
 from radixkv.model.shared_weights import share_weights
@@ -205,15 +205,15 @@ def _fingerprint(unprepared: _Unprepared, quantization: str | None, is_wanted: b
 def _prepare_on_cpu(unprepared: _Unprepared, config: ModelConfig, native: bool) -> None:
     """Let compiled code stand in for the model's modules, and quantise, share or trim what is in memory then."""
     model, name, deferred = unprepared.model, unprepared.name, unprepared.deferred
-    quantiser: AnyQuantiser | None = None
+    keeper: WeightKeeper | None = None
     if config.quantization not in (None, "gguf"):
         cache = None if unprepared.origin is None else PanelCache(quantised_folder())
-        quantiser = Quantiser(str(config.quantization), cache)
+        keeper = Quantiser(str(config.quantization), cache)
     elif deferred is not None and deferred.has_blocks:
-        quantiser = BlockKeeper(deferred)
+        keeper = BlockKeeper(deferred)
     num_linears = sum(isinstance(module, torch.nn.Linear) for module in model.modules())
     try:
-        prepare_for_cpu(model, native, quantiser, deferred)
+        prepare_for_cpu(model, native, keeper, deferred)
     except ValueError as error:  # names the module whose weights cannot be quantised
         raise ValueError(f"{name}: {error}") from error
     report_quantised(model, name, config.quantization, num_linears)

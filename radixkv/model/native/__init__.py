@@ -21,14 +21,14 @@ from radixkv.model.native.last_layer import losing_rows
 from radixkv.model.native.layer_chains import Chain, join_layers, layers_over, watch_chains
 from radixkv.model.native.panel_cache import PanelCache
 from radixkv.model.native.replace import prepare_for_cpu
-from radixkv.model.native.weights import AnyQuantiser, BlockKeeper, Quantiser, weights_of
+from radixkv.model.native.weights import BlockKeeper, Quantiser, WeightKeeper, weights_of
 
 __all__ = [
-    "AnyQuantiser",
     "BlockKeeper",
     "Chain",
     "PanelCache",
     "Quantiser",
+    "WeightKeeper",
     "join_layers",
     "layers_over",
     "losing_rows",

@@ -11,7 +11,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from radixkv.model.attention_parts import attention_parts
 from radixkv.model.native.linear import is_replaceable
 from radixkv.model.native.norm import NativeRMSNorm
-from radixkv.model.native.weights import AnyQuantiser, make_weight
+from radixkv.model.native.weights import WeightKeeper, make_weight
 from radixkv_cpu import rms_norm, rope_
 
 
@@ -21,10 +21,10 @@ class NativeSelfAttention(nn.Module):
     Args:
         attention: the module that it replaces, of which `is_candidate` holds; its norms are replaced already.
         options: those of `radixkv.model.attention_function.OPTIONS` that the module gives its attention function.
-        quantiser: of the weights; see `make_weight`.
+        keeper: of the weights; see `make_weight`.
     """
 
-    def __init__(self, attention: nn.Module, options: dict[str, Any], quantiser: AnyQuantiser | None = None) -> None:
+    def __init__(self, attention: nn.Module, options: dict[str, Any], keeper: WeightKeeper | None = None) -> None:
         super().__init__()
         parts = attention_parts(attention)
         assert parts is not None
@@ -37,8 +37,8 @@ class NativeSelfAttention(nn.Module):
         self.num_key_value_groups = self.num_query_heads // self.num_kv_heads
         self.is_causal = getattr(attention, "is_causal", True)
         together = (query, key, value)
-        self.project = make_weight([p.weight for p in together], [p.bias for p in together], None, quantiser)
-        self.project_back = make_weight([output.weight], [output.bias], None, quantiser)
+        self.project = make_weight([p.weight for p in together], [p.bias for p in together], None, keeper)
+        self.project_back = make_weight([output.weight], [output.bias], None, keeper)
         self.norms: tuple[NativeRMSNorm, NativeRMSNorm] | None = parts.norms
         self.options = options
 

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from radixkv.model.native.mlp import name_of_activation
-from radixkv.model.native.weights import AnyQuantiser, make_weight
+from radixkv.model.native.weights import WeightKeeper, make_weight
 from radixkv_cpu import Experts
 from radixkv_cpu.linear import PANEL, is_packable
 
@@ -16,15 +16,15 @@ class NativeExperts(nn.Module):
 
     Args:
         experts: the module that it replaces, of which `is_candidate` holds.
-        quantiser: of the weights; see `make_weight`.
+        keeper: of the weights; see `make_weight`.
     """
 
-    def __init__(self, experts: nn.Module, quantiser: AnyQuantiser | None) -> None:
+    def __init__(self, experts: nn.Module, keeper: WeightKeeper | None) -> None:
         super().__init__()
         gate_up, down = _matrices(experts)
         gate, up = (part.flatten(0, 1) for part in gate_up.chunk(2, dim=1))
-        self.gate_up = make_weight([gate, up], (), name_of_activation(experts.act_fn), quantiser)
-        self.down = make_weight([down.flatten(0, 1)], (), None, quantiser)
+        self.gate_up = make_weight([gate, up], (), name_of_activation(experts.act_fn), keeper)
+        self.down = make_weight([down.flatten(0, 1)], (), None, keeper)
         self._experts = Experts(self.gate_up, self.down, len(down))
 
     def forward(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from radixkv.model.native.weights import AnyQuantiser, make_weight
+from radixkv.model.native.weights import WeightKeeper, make_weight
 from radixkv.model.replace_modules import is_unchanged
 from radixkv_cpu import is_packable
 
@@ -14,17 +14,17 @@ class NativeLinear(nn.Module):
     """``x @ weight.T + bias`` like the `nn.Linear` that it is made from. The plain weight is not kept.
 
     Args:
-        quantiser: of the weight; see `make_weight`.
+        keeper: of the weight; see `make_weight`.
 
     Attributes:
         packed: the weight and its bias.
     """
 
-    def __init__(self, linear: nn.Linear, quantiser: AnyQuantiser | None = None) -> None:
+    def __init__(self, linear: nn.Linear, keeper: WeightKeeper | None = None) -> None:
         super().__init__()
         self.in_features = linear.in_features
         self.out_features = linear.out_features
-        self.packed = make_weight([linear.weight], [linear.bias], quantiser=quantiser)
+        self.packed = make_weight([linear.weight], [linear.bias], keeper=keeper)
         # Some models read dtype or device of their layers' weights: an empty tensor has both without memory. Bert's kind
         # reads the bias of its head.
         self.weight = torch.empty(0, dtype=linear.weight.dtype)

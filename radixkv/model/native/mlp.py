@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn import functional
 
 from radixkv.model.native.linear import is_replaceable
-from radixkv.model.native.weights import AnyQuantiser, make_weight
+from radixkv.model.native.weights import WeightKeeper, make_weight
 
 _ACTIVATIONS: Mapping[str, Callable[[torch.Tensor], torch.Tensor]] = MappingProxyType(
     {
@@ -29,15 +29,15 @@ class NativeGatedMLP(nn.Module):
 
     Args:
         mlp: the module that it replaces, of which `is_candidate` holds.
-        quantiser: of the weights; see `make_weight`.
+        keeper: of the weights; see `make_weight`.
     """
 
-    def __init__(self, mlp: nn.Module, quantiser: AnyQuantiser | None) -> None:
+    def __init__(self, mlp: nn.Module, keeper: WeightKeeper | None) -> None:
         super().__init__()
         parts: dict[str, Any] = dict(mlp.named_children())
         gate, up, down = (parts[f"{name}_proj"] for name in ("gate", "up", "down"))
-        self.gate_up = make_weight([gate.weight, up.weight], (), name_of_activation(mlp.act_fn), quantiser)
-        self.down = make_weight([down.weight], [down.bias], None, quantiser)
+        self.gate_up = make_weight([gate.weight, up.weight], (), name_of_activation(mlp.act_fn), keeper)
+        self.down = make_weight([down.weight], [down.bias], None, keeper)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.down.multiply(self.gate_up.multiply(x))

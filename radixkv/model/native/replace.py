@@ -29,20 +29,20 @@ from radixkv.model.native.layer import native_layer
 from radixkv.model.native.linear import NativeLinear, is_replaceable
 from radixkv.model.native.mlp import NativeGatedMLP
 from radixkv.model.native.norm import native_norms
-from radixkv.model.native.weights import AnyQuantiser, BlockKeeper
+from radixkv.model.native.weights import BlockKeeper, WeightKeeper
 from radixkv.model.packed_linear import pack_linears
 from radixkv.model.placement import Placement
 from radixkv.model.replace_modules import is_unchanged
 from radixkv_cpu import is_packable
 
-# Possible replacements of a module, with weights as they are or quantised.
-_Make = Callable[[nn.Module, AnyQuantiser | None], Sequence[nn.Module]]
+# Possible replacements of a module, with its weights as they are or as they are to be kept.
+_Make = Callable[[nn.Module, WeightKeeper | None], Sequence[nn.Module]]
 
 
 def prepare_for_cpu(
     model: transformers.PreTrainedModel,
     native: bool = True,
-    quantiser: AnyQuantiser | None = None,
+    keeper: WeightKeeper | None = None,
     deferred: DeferredWeights | None = None,
 ) -> None:
     """Replace what can be replaced; the linear layers that are left are packed for torch's own matrix kernels.
@@ -50,7 +50,7 @@ def prepare_for_cpu(
     Args:
         model: on the CPU. Its attention must be set afterwards.
         native: whether compiled code may stand in for modules.
-        quantiser: of the weights of replaced linear layers; None: they stay as they are.
+        keeper: of the weights of replaced layers; None: they stay as they are.
         deferred: the model's weights, where they are not in memory; afterwards those that are not packed are.
     """
     is_compiled = Placement(model.device, model.dtype, native).obstacle is None
@@ -61,20 +61,20 @@ def prepare_for_cpu(
             with ProductsOfZeros():
                 record_calls(model, probe)
             # The largest matrix first, while nothing else is packed.
-            _replace_head(model, quantiser, weights)
+            _replace_head(model, keeper, weights)
             replace = partial(_replace, model, probe, weights)
             # In bfloat16 a large weight and the weight plus one may differ by less than rounding: the closest norm is right.
             replace(norm.is_candidate, lambda module, _: native_norms(module))
-            replace(mlp.is_candidate, lambda *given: [NativeGatedMLP(*given)], quantiser)
-            replace(experts.is_candidate, lambda *given: [NativeExperts(*given)], quantiser)
+            replace(mlp.is_candidate, lambda *given: [NativeGatedMLP(*given)], keeper)
+            replace(experts.is_candidate, lambda *given: [NativeExperts(*given)], keeper)
             # Then attention, whose heads may be normed, and layers, which are made of all these.
             replace(
                 lambda module: attention.is_candidate(module) and module.layer_idx in probe.options,
                 lambda module, *given: [NativeSelfAttention(module, probe.options[module.layer_idx], *given)],
-                quantiser,
+                keeper,
             )
             replace(layer.is_candidate, lambda module, _: [native_layer(module)])
-            _replace_linears(model, probe, quantiser, weights)
+            _replace_linears(model, probe, keeper, weights)
         if deferred is not None:
             deferred.fill(model)
         if is_compiled:
@@ -88,7 +88,7 @@ def _replace(
     weights: DeferredWeights | MappedWeights,
     is_candidate: Callable[[nn.Module], bool],
     make: _Make,
-    quantiser: AnyQuantiser | None = None,
+    keeper: WeightKeeper | None = None,
 ) -> None:
     """Replace modules by ones that give the same results for random input.
 
@@ -96,9 +96,9 @@ def _replace(
         probe: in progress, with recorded calls of the modules that may be replaced.
         weights: the model's.
         is_candidate: whether a module, whose weights may not be in memory, has the parts that ``make`` needs.
-        make: possible replacements of a candidate. They are compared without quantisation: a pattern that fits computes the
-            same with any weights.
-        quantiser: of the replacement's weights.
+        make: possible replacements of a candidate. They are compared with the weights as they are: a pattern that fits
+            computes the same with any weights.
+        keeper: of the replacement's weights.
     """
     for _, parent, name, child in _children(model):
         if child not in probe.calls or not is_candidate(child):
@@ -108,11 +108,11 @@ def _replace(
             errors = [error_in_tolerances(candidate, child, probe) for candidate in candidates]
             if min(errors) <= 1:
                 best = errors.index(min(errors))
-                setattr(parent, name, candidates[best] if quantiser is None else make(child, quantiser)[best])
+                setattr(parent, name, candidates[best] if keeper is None else make(child, keeper)[best])
 
 
 def _replace_head(
-    model: transformers.PreTrainedModel, quantiser: AnyQuantiser | None, weights: DeferredWeights | MappedWeights
+    model: transformers.PreTrainedModel, keeper: WeightKeeper | None, weights: DeferredWeights | MappedWeights
 ) -> None:
     """Replace the output head, and the embedding if its weights are kept there, or in blocks of its own."""
     head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
@@ -120,11 +120,11 @@ def _replace_head(
     kept = None
     if isinstance(head, nn.Linear) and is_replaceable(head):
         with _named("output head"), weights.filled(head):
-            replacement = NativeLinear(head, quantiser and quantiser.for_head())
+            replacement = NativeLinear(head, keeper and keeper.for_head())
         model.set_output_embeddings(replacement)
         kept = replacement.packed if table is head.weight else None
-    if kept is None and isinstance(quantiser, BlockKeeper) and isinstance(table, nn.Parameter):
-        kept = quantiser.weight([table], (), None)
+    if kept is None and isinstance(keeper, BlockKeeper) and isinstance(table, nn.Parameter):
+        kept = keeper.weight([table], (), None)
     in_place = native_embedding(embedding, kept)
     if in_place is not None:
         model.set_input_embeddings(in_place)
@@ -133,7 +133,7 @@ def _replace_head(
 def _replace_linears(
     model: transformers.PreTrainedModel,
     probe: Probe,
-    quantiser: AnyQuantiser | None,
+    keeper: WeightKeeper | None,
     weights: DeferredWeights | MappedWeights,
 ) -> None:
     """Replace the linear layers outside of replaced modules.
@@ -145,10 +145,10 @@ def _replace_linears(
             continue
         if isinstance(child, nn.Linear) and is_replaceable(child):
             with _named(path), weights.filled(child):
-                setattr(parent, name, NativeLinear(child, quantiser))
+                setattr(parent, name, NativeLinear(child, keeper))
         elif type(child) is Conv1D and is_unchanged(child) and is_packable(child.get_parameter("weight").mT):
             with _named(path), weights.filled(child):
-                setattr(parent, name, NativeLinear(_as_linear(child), quantiser))
+                setattr(parent, name, NativeLinear(_as_linear(child), keeper))
 
 
 def _as_linear(module: Conv1D) -> nn.Linear:

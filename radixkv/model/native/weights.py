@@ -75,17 +75,18 @@ class BlockKeeper:
         return BlockWeight(kept, weights[0].dtype, biases, activation)
 
 
-AnyQuantiser = Quantiser | BlockKeeper
+WeightKeeper = Quantiser | BlockKeeper
+"""How the weights of replaced modules are kept, where not as they are."""
 
 
 def make_weight(
     weights: Sequence[torch.Tensor],
     biases: Sequence[torch.Tensor | None] = (),
     activation: str | None = None,
-    quantiser: AnyQuantiser | None = None,
+    keeper: WeightKeeper | None = None,
 ) -> Weight:
-    """The weight that the quantiser makes, if there is one and it can; otherwise a `PackedWeight`."""
-    made = None if quantiser is None else quantiser.weight(weights, biases, activation)
+    """The weight as the keeper keeps it, if there is one and it can; otherwise a `PackedWeight`."""
+    made = None if keeper is None else keeper.weight(weights, biases, activation)
     return PackedWeight(weights, biases, activation) if made is None else made
 
 
