@@ -27,7 +27,6 @@ _INSTRUCTIONS = MappingProxyType(
     {
         "avx2": "AVX2",
         "avx512f": "AVX-512",
-        "avx512_vnni": "AVX512-VNNI",
         "avx512_bf16": "AVX512-BF16",
         "amx_bf16": "AMX",
     }
@@ -49,7 +48,10 @@ def examine() -> list[Finding]:
 
     flags = cpu_flags()
     instructions = [name for flag, name in _INSTRUCTIONS.items() if flag in flags]
-    cores = f"{os.cpu_count()} cores, {torch.get_num_threads()} threads"
+    num_cores, num_threads = len(os.sched_getaffinity(0)), torch.get_num_threads()
+    cores = f"{num_cores} cores, {num_threads} threads"
+    is_held = num_threads < num_cores and "OMP_NUM_THREADS" in os.environ
+    cores_advice = "unset OMP_NUM_THREADS, unless other programs need the cores" if is_held else ""
     packed = torch.backends.mkldnn.is_available()
     one_dnn_advice = "" if packed else "linear layers run at half speed: use a torch with it"
     devices = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
@@ -57,9 +59,9 @@ def examine() -> list[Finding]:
         Finding("RadixKV", __version__),
         Finding("Python", platform.python_version()),
         *(Finding(name, importlib.metadata.version(name)) for name in ("torch", "transformers", "numpy", "tokenizers")),
-        Finding("CPU", ", ".join([cores, *instructions])),
+        Finding("CPU", ", ".join([cores, *instructions]), cores_advice),
         Finding("memory", f"read at {_read_bandwidth() / 1e9:.0f} GB/s"),
-        _compiled_code(flags),
+        _native_code(flags),
         Finding("oneDNN", "yes" if packed else "no", one_dnn_advice),
         _triton(),
         Finding("CUDA devices", ", ".join(devices) or "none", "" if devices else "running on the CPU"),
@@ -68,19 +70,22 @@ def examine() -> list[Finding]:
     ]
 
 
-def _compiled_code(flags: frozenset[str]) -> Finding:
+def _native_code(flags: frozenset[str]) -> Finding:
     """What `radixkv_cpu` runs on a processor with these flags."""
-    compiled = library()
-    if compiled is not None:
-        dtype = "bfloat16" if compiled.is_fast_in_bf16 else "float32"
-        return Finding("compiled code", f"{compiled.variant}, {dtype}")
+    try:
+        native = library()
+    except (ValueError, RuntimeError) as error:
+        return Finding("native code", "cannot be used", str(error))
+    if native is not None:
+        dtype, converted = ("bfloat16", "") if native.is_fast_in_bf16 else ("float32", "bfloat16, ")
+        return Finding("native code", f"{native.variant}, {dtype} ({converted}int8 and int4 are converted to it)")
     if os.environ.get("RADIXKV_CPU_VARIANT") == "none":
         advice = "unset RADIXKV_CPU_VARIANT, which is none"
     elif not any(needed <= flags for needed in VARIANTS.values()):
         advice = "it is for x86-64 with AVX2 or later"
     else:
         advice = "install g++, then reinstall RadixKV"
-    return Finding("compiled code", "none", f"torch stands in for it at half the speed: {advice}")
+    return Finding("native code", "none", f"torch stands in for it at half the speed: {advice}")
 
 
 def _read_bandwidth() -> float:

@@ -45,12 +45,14 @@ def generate(
     prompts: Annotated[list[str], typer.Argument(help="one or more prompts")],
     model: Model = None,
     n: Annotated[int, typer.Option(help="answers to each prompt")] = 1,
-    max_tokens: Annotated[int, typer.Option()] = 64,
+    max_tokens: Annotated[int, typer.Option(help="tokens of an answer at most")] = 64,
     temperature: Annotated[
         float | None, typer.Option(help="0: always the likeliest token", show_default="0; with several answers 1")
     ] = None,
-    top_p: Annotated[float, typer.Option()] = 1.0,
-    seed: Annotated[int | None, typer.Option()] = None,
+    top_p: Annotated[
+        float, typer.Option(help="draw only from the likeliest tokens, of this probability together")
+    ] = 1.0,
+    seed: Annotated[int | None, typer.Option(help="the same seed draws the same answers")] = None,
     stop: Annotated[list[str] | None, typer.Option(help="a string that ends an answer; may be repeated")] = None,
     beam_width: Annotated[int, typer.Option(help="search with this many beams instead of sampling")] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="print JSON lines")] = False,

@@ -23,7 +23,9 @@ def inspect(
     source: Annotated[
         str, typer.Argument(help="a snapshot's file, or its URL: /admin/snapshot of a server, or of an ingress")
     ],
-    admin_key: Annotated[str | None, typer.Option(help="for a server", envvar=variable_of("admin_key"))] = None,
+    admin_key: Annotated[
+        str | None, typer.Option(help="the server's, where it has one", envvar=variable_of("admin_key"))
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="print the snapshot as JSON")] = False,
     svg: Annotated[Path | None, typer.Option(callback=writable, help="draw the tree into this file")] = None,
 ) -> None:

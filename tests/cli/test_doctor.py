@@ -31,12 +31,44 @@ def test_instructions_are_named_as_their_makers_do(monkeypatch: pytest.MonkeyPat
     assert found("CPU").found.endswith("threads")
 
 
-@pytest.mark.parametrize(("is_fast", "dtype"), [(True, "bfloat16"), (False, "float32")])
+@pytest.mark.parametrize(
+    ("set_by", "num_cores", "advice"),
+    [("OMP_NUM_THREADS", 3, "unset OMP_NUM_THREADS"), ("OMP_NUM_THREADS", 2, ""), ("OTHER", 3, "")],
+)
+def test_cores_are_those_that_this_process_may_use_and_it_is_said_what_keeps_threads_from_them(
+    set_by: str, num_cores: int, advice: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.setenv(set_by, "2")
+    monkeypatch.setattr("os.sched_getaffinity", lambda process: {*range(num_cores)})
+    monkeypatch.setattr("torch.get_num_threads", lambda: 2)
+    assert found("CPU").found.startswith(f"{num_cores} cores, 2 threads")
+    assert found("CPU").advice.partition(",")[0] == advice
+
+
+@pytest.mark.parametrize(
+    ("is_fast", "said"),
+    [
+        (True, "bfloat16 (int8 and int4 are converted to it)"),
+        (False, "float32 (bfloat16, int8 and int4 are converted to it)"),
+    ],
+)
 def test_the_variant_is_named_with_the_type_that_it_computes_in(
-    is_fast: bool, dtype: str, monkeypatch: pytest.MonkeyPatch
+    is_fast: bool, said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(doctor, "library", lambda: SimpleNamespace(variant="some", is_fast_in_bf16=is_fast))
-    assert found("compiled code") == doctor.Finding("compiled code", f"some, {dtype}")
+    assert found("native code") == doctor.Finding("native code", f"some, {said}")
+
+
+@pytest.mark.parametrize("error", [ValueError("RADIXKV_CPU_VARIANT: expected avx2"), RuntimeError("compile it again")])
+def test_native_code_that_cannot_be_used_is_a_finding(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It used to end the report with its error alone."""
+
+    def refuse() -> None:
+        raise error
+
+    monkeypatch.setattr(doctor, "library", refuse)
+    assert found("native code") == doctor.Finding("native code", "cannot be used", str(error))
 
 
 @pytest.mark.parametrize(
@@ -47,15 +79,15 @@ def test_the_variant_is_named_with_the_type_that_it_computes_in(
         ("sse2", "none", "unset RADIXKV_CPU_VARIANT, which is none"),
     ],
 )
-def test_advice_on_missing_compiled_code_is_what_helps(
+def test_advice_on_missing_native_code_is_what_helps(
     flags: str, variant: str, advice: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Users who had switched the compiled code off, or had another processor, used to be told to reinstall it."""
+    """Users who had switched the native code off, or had another processor, used to be told to reinstall it."""
     monkeypatch.setattr(doctor, "library", lambda: None)
     monkeypatch.setattr(doctor, "cpu_flags", lambda: frozenset(flags.split()))
     monkeypatch.setenv("RADIXKV_CPU_VARIANT", variant)
-    assert found("compiled code").found == "none"
-    assert found("compiled code").advice.endswith(f": {advice}")
+    assert found("native code").found == "none"
+    assert found("native code").advice.endswith(f": {advice}")
 
 
 def test_a_path_is_printed_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
