@@ -19,7 +19,7 @@ _TEXT_TOKENS = 64
 
 
 @dataclass(frozen=True, slots=True)
-class SnapshotNode:
+class NodeSummary:
     """One node of the tree.
 
     Attributes:
@@ -58,7 +58,7 @@ class CacheSnapshot:
     num_evictable_blocks: int
     bytes_per_block: int | None
     stats: dict[str, int]
-    nodes: list[SnapshotNode]
+    nodes: list[NodeSummary]
 
     @property
     def num_cached_blocks(self) -> int:
@@ -124,7 +124,7 @@ class CacheSnapshot:
             fields: dict[str, Any] = dict(given)
             if fields.pop("format") != FORMAT or fields.pop("version") != 1:
                 raise ValueError("another format or version")
-            nodes = [SnapshotNode(**node) for node in fields.pop("nodes")]
+            nodes = [NodeSummary(**node) for node in fields.pop("nodes")]
             if any(node.parent is not None and not 0 <= node.parent < index for index, node in enumerate(nodes)):
                 raise ValueError("a node comes before its parent")
             return cls(nodes=nodes, **fields)
@@ -146,7 +146,7 @@ def take_snapshot(
         bytes_per_block: of keys and values.
     """
     now = cache.now()
-    nodes: list[SnapshotNode] = []
+    nodes: list[NodeSummary] = []
     for namespace, root in cache.tree_snapshot().items():
         name = f"{namespace_hash(namespace):016x}" if namespace else ""
         pending: list[tuple[NodeSnapshot, int | None, int]] = [(child, None, 0) for child in root.children]
@@ -154,7 +154,7 @@ def take_snapshot(
             node, parent, depth = pending.pop()
             index = len(nodes)
             nodes.append(
-                SnapshotNode(
+                NodeSummary(
                     parent,
                     name,
                     depth,

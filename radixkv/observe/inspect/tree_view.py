@@ -8,7 +8,7 @@ from collections.abc import Callable
 from rich.text import Text
 from rich.tree import Tree
 
-from radixkv.observe.inspect.snapshot import CacheSnapshot, SnapshotNode
+from radixkv.observe.inspect.snapshot import CacheSnapshot, NodeSummary
 from radixkv.observe.inspect.visible_text import visible
 
 # How many characters of a node's text are shown: as Python writes them, and by `one_line`.
@@ -16,19 +16,19 @@ _SNIPPET = 48
 _LINE = 60
 
 
-def size_label(node: SnapshotNode) -> Text:
+def size_label(node: NodeSummary) -> Text:
     """How many tokens in how many blocks, and the beginning of their text."""
     return _sizes(node).append(repr((node.text or "")[:_SNIPPET]), style="dim")
 
 
-def usage_label(node: SnapshotNode) -> Text:
+def usage_label(node: NodeSummary) -> Text:
     """The same with how often the node was used."""
     style = "green" if node.uses > 1 else "dim"
     return _sizes(node).append(f"used {node.uses} times  ", style=style).append(one_line(node.text), style="dim")
 
 
 def draw_tree(
-    snapshot: CacheSnapshot, max_children: int = 8, label: Callable[[SnapshotNode], Text] = size_label
+    snapshot: CacheSnapshot, max_children: int = 8, label: Callable[[NodeSummary], Text] = size_label
 ) -> Tree:
     """One branch per node, the largest first.
 
@@ -61,5 +61,5 @@ def one_line(text: str | None) -> str:
     return shown if len(shown) <= _LINE else shown[: _LINE - 1] + "…"
 
 
-def _sizes(node: SnapshotNode) -> Text:
+def _sizes(node: NodeSummary) -> Text:
     return Text.assemble((f"{node.num_tokens:>5} tokens ", "bold"), (f"{node.num_blocks:>3} blocks  ", "cyan"))
