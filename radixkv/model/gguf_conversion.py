@@ -25,7 +25,7 @@ from radixkv.model.without_torch import call_with_torch
 
 BLOCKS_FILE = "blocks.safetensors"
 """The file in a converted GGUF file's folder that has its tensors, blocks as they are."""
-# Float32 weights take at most this many times a quantized file's bytes (2-bit weights), with some margin.
+# Float32 weights take at most this many times a quantised file's bytes (2-bit weights), with some margin.
 _MAX_EXPANSION = 18
 # In its own blocks, it takes what it takes, and a tokenizer.
 _BLOCKS_EXPANSION = 1.5
@@ -180,7 +180,7 @@ def _convert(gguf: Path, folder: Path) -> None:
     config = describe(gguf).config
     tokenizer = AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name, trust_remote_code=False)
     model: Any = load_whole(str(gguf.parent), torch.float32, config, gguf_file=gguf.name)
-    # The weights are no longer quantized; transformers refuses to save a model with these two set.
+    # The weights are no longer quantised; transformers refuses to save a model with these two set.
     del model.config.quantization_config
     model.hf_quantizer = None
     model.save_pretrained(folder)
