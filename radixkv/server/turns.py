@@ -46,10 +46,10 @@ class Turns:
         """Add a call of a function by the assistant, with JSON text of its arguments."""
         self._calls.append({"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}})
 
-    def add_result(self, call_id: str, text: str) -> None:
-        """Add what a called function returned."""
+    def begin_result(self, call_id: str) -> None:
+        """Begin what a called function returned, to which texts of the role "tool" are to be added."""
         self._write()
-        self._messages.append({"role": "tool", "tool_call_id": call_id, "content": text})
+        self._messages.append({"role": "tool", "tool_call_id": call_id, "content": None})
 
     def messages(self) -> list[Mapping[str, Any]]:
         """All of them so far; what is added later does not change them."""

@@ -81,6 +81,28 @@ def test_a_marked_prefix_survives_what_evicts_everything_else(llm: LLM) -> None:
     asyncio.run(main())
 
 
+def test_marks_within_a_result_and_a_search_result_keep_what_is_before_them(llm: LLM) -> None:
+    marked = {"type": "text", "text": SYSTEM, "cache_control": {"type": "ephemeral"}}
+    end = {"type": "text", "text": "What colour is grass?"}
+    found = {"type": "search_result", "source": "https://example.org", "title": "Colours", "content": [marked, end]}
+    use = {"role": "assistant", "content": [{"type": "tool_use", "id": "one", "name": "f", "input": {}}]}
+    result = {"type": "tool_result", "tool_use_id": "one", "content": [marked, end]}
+
+    async def scenario(client: httpx.AsyncClient) -> None:
+        for salt, messages in (
+            ("a", [{"role": "user", "content": [found]}]),
+            ("b", [{"role": "user", "content": "Hi"}, use, {"role": "user", "content": [result]}]),
+        ):
+            fields = {"model": "model", "max_tokens": 1, "temperature": 0, "messages": messages, "cache_salt": salt}
+            response = await client.post("/v1/messages", json=fields)
+            assert response.status_code == 200, response.text
+            usage = response.json()["usage"]
+            # All whole blocks of the text, which the question and the beginning of the answer follow.
+            assert usage["input_tokens"] < 48 < usage["cache_creation_input_tokens"]
+
+    serve(llm, scenario)
+
+
 def test_a_request_in_the_queue_is_not_refused_while_its_prefixes_are_found(
     llm: LLM, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -208,6 +208,30 @@ def test_documents_of_text_and_search_results_are_read() -> None:
         chat_of(messages=[{"role": "assistant", "content": content[-1:]}])
 
 
+def test_marks_within_documents_and_results_keep_what_is_before_them() -> None:
+    """They kept nothing."""
+    mark: dict[str, Any] = {"cache_control": {"type": "ephemeral"}}
+    parts = [{"type": "text", "text": "Sun.", **mark}, {"type": "text", "text": "Wind."}]
+    found = {"type": "search_result", "source": "https://example.org", "title": "Rome", "content": parts}
+    document = {"type": "document", "source": {"type": "content", "content": parts}, "title": "Bonn", **mark}
+    result = {**RESULT, "content": [{**IMAGE, **mark}, found, TEXT], "is_error": True}
+    note, said = "Error: [image left out: this model reads text only]", "Rome\nhttps://example.org\nSun."
+    for blocks, role, marked, last in (
+        ([found, document], "user", [said, f"{said}\nWind.\nBonn\nSun.", f"{said}\nWind.\nBonn\nSun.\nWind."], ""),
+        ([result], "tool", [note, f"{note}\n{said}"], f"\nWind.\n{TEXT['text']}"),
+    ):
+        body = MessagesRequest.model_validate({**BODY, "messages": [{"role": "user", "content": blocks}]})
+        chat, breakpoints = as_chat_request(body)
+        turns = [point.messages for point in breakpoints]
+        assert [[(turn["role"], turn["content"]) for turn in each] for each in turns] == [
+            [(role, text)] for text in marked
+        ]
+        assert chat["messages"][-1]["content"] == f"{marked[-1]}{last}"
+    # They count like all others.
+    with pytest.raises(ValueError, match="at most 4"):
+        chat_of(messages=[{"role": "user", "content": [document, document, found]}])
+
+
 @pytest.mark.parametrize(
     "source",
     [

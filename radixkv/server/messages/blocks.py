@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, Tag
@@ -29,6 +30,21 @@ class TextBlock(StrictModel):
     citations: list[Any] | None = None  # of an answer of another server; not part of the prompt
 
 
+    @property
+    def pieces(self) -> list[Piece]:
+        """Its text."""
+        return [self.text]
+
+
+# What a block says, and the marks within it, each behind what it keeps; the first one is a text. The block's own mark is
+# none of them.
+Piece = str | CacheControl
+
+
+def _marked(texts: Sequence[TextBlock]) -> list[Piece]:
+    """Texts, each before its mark."""
+    return [piece for text in texts for piece in (text.text, text.cache_control) if piece is not None]
+
 class ToolUseBlock(StrictModel):
     """A call of a tool by the assistant."""
 
@@ -50,9 +66,9 @@ class ImageBlock(StrictModel):
     cache_control: CacheControl | None = None
 
     @property
-    def text(self) -> str:
+    def pieces(self) -> list[Piece]:
         """The note."""
-        return _left_out(self.type)
+        return [_left_out(self.type)]
 
 
 class PlainText(StrictModel):
@@ -108,16 +124,16 @@ class DocumentBlock(StrictModel):
         return not isinstance(self.source, dict)
 
     @property
-    def text(self) -> str:
+    def pieces(self) -> list[Piece]:
         """Its title, its context and what it says, or the note."""
         match self.source:
             case PlainText(data=text):
-                texts = [text]
+                said: list[Piece] = [text]
             case TextParts(content=content):
-                texts = [content] if isinstance(content, str) else [part.text for part in content]
+                said = [content] if isinstance(content, str) else _marked(content)
             case _:
-                return _left_out(self.type)
-        return "\n".join([*filter(None, (self.title, self.context)), *texts])
+                return [_left_out(self.type)]
+        return [*filter(None, (self.title, self.context)), *said] or [""]
 
 
 class SearchResultBlock(StrictModel):
@@ -131,9 +147,9 @@ class SearchResultBlock(StrictModel):
     cache_control: CacheControl | None = None
 
     @property
-    def text(self) -> str:
+    def pieces(self) -> list[Piece]:
         """Its title, where it was found, and what it says."""
-        return "\n".join([self.title, self.source, *(part.text for part in self.content)])
+        return [self.title, self.source, *_marked(self.content)]
 
 
 def _left_out(kind: str) -> str:
@@ -153,6 +169,15 @@ class ToolResultBlock(StrictModel):
     cache_control: CacheControl | None = None
     toolset_name: Only[None] = None
 
+
+    @property
+    def pieces(self) -> list[Piece]:
+        """What it says, and that it is an error, with the marks of its parts."""
+        opening = "Error: " if self.is_error else ""
+        if not self.content or isinstance(self.content, str):
+            return [f"{opening}{self.content or ''}"]
+        first, *others = [piece for part in self.content for piece in (*part.pieces, part.cache_control)]
+        return [f"{opening}{first}", *(piece for piece in others if piece is not None)]
 
 class ThinkingBlock(StrictModel):
     """What the assistant thought before it answered. The signature is not checked: clients may write a history."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
@@ -13,6 +13,7 @@ from radixkv.server.messages.blocks import (
     CacheControl,
     DocumentBlock,
     ImageBlock,
+    Piece,
     RedactedThinkingBlock,
     SearchResultBlock,
     TextBlock,
@@ -116,7 +117,7 @@ def _as_messages(body: CountTokensRequest) -> tuple[list[Mapping[str, Any]], lis
                 raise ValueError(
                     f"messages.{index}.content.{number}.{block.type}: expected text, which is all that this model reads"
                 )
-            _add_block(turns, message.role, block)
+            _add_block(breakpoints, turns, message.role, block)
             _add_mark(breakpoints, block.cache_control, turns)
             last_mark = block.cache_control
     if last_mark is None:
@@ -144,14 +145,15 @@ def _blocks(message: MessageParam) -> list[Block]:
     return message.content
 
 
-def _add_block(turns: Turns, role: str, block: Block) -> None:
+def _add_block(breakpoints: list[Breakpoint], turns: Turns, role: str, block: Block) -> None:
+    """Add a block, and the marks within it."""
     expected = "assistant" if isinstance(block, ToolUseBlock | ThinkingBlock | RedactedThinkingBlock) else role
     expected = "user" if isinstance(block, ToolResultBlock | DocumentBlock | SearchResultBlock) else expected
     if role != expected:
         raise ValueError(f"messages: a block of type {block.type!r} is {expected}'s, got role {role!r}")
     match block:
         case TextBlock() | DocumentBlock() | SearchResultBlock():
-            turns.add_text(role, block.text)
+            _add_pieces(breakpoints, turns, role, block.pieces)
         case ThinkingBlock():
             turns.add_reasoning(block.thinking)
         case RedactedThinkingBlock():
@@ -159,11 +161,16 @@ def _add_block(turns: Turns, role: str, block: Block) -> None:
         case ToolUseBlock():
             turns.add_call(block.id, block.name, json.dumps(block.input, ensure_ascii=False))
         case ToolResultBlock():
-            parts = block.content or ""
-            content = parts if isinstance(parts, str) else "\n".join(part.text for part in parts)
-            if block.is_error:
-                content = f"Error: {content}"
-            turns.add_result(block.tool_use_id, content)
+            turns.begin_result(block.tool_use_id)
+            _add_pieces(breakpoints, turns, "tool", block.pieces)
+
+
+def _add_pieces(breakpoints: list[Breakpoint], turns: Turns, role: str, pieces: Sequence[Piece]) -> None:
+    for piece in pieces:
+        if isinstance(piece, str):
+            turns.add_text(role, piece)
+        else:
+            _add_mark(breakpoints, piece, turns)
 
 
 def _add_mark(breakpoints: list[Breakpoint], mark: CacheControl | None, turns: Turns) -> None:

@@ -142,7 +142,8 @@ def input_messages(
             case FunctionCallOutputItem():
                 text = "\n".join(part.text for part in item.parts)
                 if item.call_id is not None:
-                    turns.add_result(item.call_id, text)
+                    turns.begin_result(item.call_id)
+                    turns.add_text("tool", text)
                 else:
                     turns.add_text("user", text if item.name is None else f"{item.name}: {text}")
     return turns.messages()
