@@ -24,6 +24,7 @@ from radixkv.observe.inspect.snapshot import CacheSnapshot, take_snapshot
 from radixkv.option_words import refuse_unknown
 from radixkv.outputs import BeamSearchOutput, RequestOutput
 from radixkv.prompts import (
+    ChatOptions,
     Message,
     Prompt,
     PromptInput,
@@ -135,17 +136,14 @@ class LLM(ProcessBound):
             continue_final_message: continue the last message, which must be the assistant's; needs
                 ``add_generation_prompt=False``.
         """
-        prompts = as_chat_prompts(
-            messages,
-            self.engine.loaded,
-            cache_salt,
-            cache,
+        options = ChatOptions(
             add_generation_prompt=add_generation_prompt,
             continue_final_message=continue_final_message,
             chat_template=chat_template,
             tools=as_tool_options(tools, tool_choice, parallel_tool_calls),
             chat_template_kwargs=chat_template_kwargs,
         )
+        prompts = as_chat_prompts(messages, self.engine.loaded, cache_salt, cache, options)
         return self._generate(prompts, sampling_params, use_tqdm, priority, with_answers=True)
 
     def stream(
@@ -182,18 +180,15 @@ class LLM(ProcessBound):
         Raises:
             TypeError, ValueError: what `chat` raises, or a prompt comes with options that only conversations have.
         """
-        params = given_or_default(sampling_params, self.engine.loaded.sampling_defaults)
-        single = as_single_prompt(
-            prompt,
-            self.engine.loaded,
-            cache_salt,
-            cache,
+        options = ChatOptions(
             add_generation_prompt=add_generation_prompt,
             continue_final_message=continue_final_message,
             chat_template=chat_template,
             tools=as_tool_options(tools, tool_choice, parallel_tool_calls),
             chat_template_kwargs=chat_template_kwargs,
         )
+        params = given_or_default(sampling_params, self.engine.loaded.sampling_defaults)
+        single = as_single_prompt(prompt, self.engine.loaded, cache_salt, cache, options)
         request = self._make_request(single, params, priority)
         return self._stream(request, None if is_prompt(prompt) else AnswerReader(single, params))
 

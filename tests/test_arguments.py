@@ -12,9 +12,9 @@ import pytest
 from support.model_zoo import build_shallow
 from support.replica_servers import tiny_llm
 
-from radixkv import LLM, AsyncLLM, BeamSearchParams, SamplingParams, StructuredOutputsParams
+from radixkv import LLM, AsyncLLM, BeamSearchParams, Chat, SamplingParams, StructuredOutputsParams
 from radixkv.errors import EngineError
-from radixkv.prompts import as_single_prompt
+from radixkv.prompts import ChatOptions, as_single_prompt
 
 ONE = SamplingParams(temperature=0.0, max_tokens=1)
 BEAMS = BeamSearchParams(beam_width=2, max_tokens=1)
@@ -35,6 +35,13 @@ def llm(default_tokenizer: Any) -> LLM:
         (lambda llm: llm.chat([{"role": 5, "content": "Hi."}], ONE), "messages: expected role to be a string, got 5"),
         (lambda llm: llm.chat([{"role": None, "content": "Hi."}], ONE), "messages: expected role to be a string, got"),
         (lambda llm: llm.chat(HI, ONE, chat_template_kwargs={5: 1}), "chat_template_kwargs: 5 is not a variable"),
+        (
+            lambda llm: llm.chat(HI, ONE, chat_template_kwargs=[5]),
+            "chat_template_kwargs: expected a dictionary, got \\[5",
+        ),
+        (lambda llm: llm.chat(HI, ONE, chat_template=5), "chat_template: expected a file or a Jinja template, got 5"),
+        # The first message of the conversation was refused, and the conversation was not.
+        (lambda llm: Chat(llm, chat_template_kwargs=5), "chat_template_kwargs: expected a dictionary, got 5"),  # type: ignore[arg-type]
         (lambda llm: llm.generate(["a"], [BEAMS]), "sampling_params: expected SamplingParams, got BeamSearchParams"),
         (lambda llm: llm.chat(HI, [BEAMS]), "sampling_params: expected SamplingParams, got BeamSearchParams"),
         (lambda llm: llm.stream("a", BEAMS), "sampling_params: expected SamplingParams, got BeamSearchParams"),
@@ -89,11 +96,11 @@ def test_calls(llm: LLM, call: Callable[[LLM], Any], message: str) -> None:
 @pytest.mark.parametrize("prompt", ["a", [5, 6], {"prompt": "a"}])
 def test_one_prompt_takes_no_options_of_a_conversation(llm: LLM, prompt: Any) -> None:
     """They were ignored."""
-    options: dict[str, Any] = {"chat_template_kwargs": {}, "tools": None, "continue_final_message": True}
+    options = ChatOptions(chat_template_kwargs={}, add_generation_prompt=False)
     with pytest.raises(
-        ValueError, match=r"^chat_template_kwargs, continue_final_message: expected a conversation, got a"
+        ValueError, match=r"^add_generation_prompt, chat_template_kwargs: expected a conversation, got a prompt$"
     ):
-        as_single_prompt(prompt, llm.engine.loaded, **options)
+        as_single_prompt(prompt, llm.engine.loaded, options=options)
 
 
 def test_a_stream_takes_what_one_chat_takes(llm: LLM) -> None:

@@ -123,12 +123,10 @@ def with_chat_template(loaded: _Text, template: str | Path | None) -> _Text:
         template: Jinja, or a file of it; None: the model's own.
 
     Raises:
-        TypeError, ValueError: it is neither, or there is no tokenizer to use it.
+        ValueError: it is neither, or there is no tokenizer to use it.
     """
     if template is None:
         return loaded
-    if not isinstance(template, str | Path):
-        raise TypeError(f"chat_template: expected a file or a Jinja template, got {template!r:.80}")
     tokenizer = _with_template(loaded.tokenizer, template)
     parsers = () if loaded.chat_format is None else loaded.chat_format.parsers
     return replace(loaded, tokenizer=tokenizer, chat_format=ChatFormat.of(tokenizer, *parsers))

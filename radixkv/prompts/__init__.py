@@ -3,6 +3,7 @@
 `radixkv.prompts.prompt` takes text and token ids, `radixkv.prompts.conversation` messages, which a chat template writes.
 """
 
+from radixkv.prompts.chat_options import ChatOptions
 from radixkv.prompts.conversation import (
     Message,
     as_chat_prompts,
@@ -26,6 +27,7 @@ from radixkv.prompts.prompt import (
 from radixkv.prompts.single import as_single_prompt, is_prompt
 
 __all__ = [
+    "ChatOptions",
     "Message",
     "Prompt",
     "PromptInput",

@@ -14,15 +14,14 @@ import inspect
 import json
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
 from jinja2 import TemplateError
 
 from radixkv.model.text_interface import TextInterface
 from radixkv.model.tokenizer import with_chat_template
+from radixkv.prompts.chat_options import DEFAULT_CHAT_OPTIONS, ChatOptions
 from radixkv.prompts.prompt import Prompt, cache_options, encode
-from radixkv.tools.definitions import ToolOptions
 
 Message = Mapping[str, Any]
 
@@ -152,47 +151,26 @@ def _as_template_call(call: Any) -> dict[str, Any]:
     }
 
 
-def render_chat(
-    messages: Sequence[Message],
-    loaded: TextInterface,
-    *,
-    add_generation_prompt: bool = True,
-    continue_final_message: bool = False,
-    tools: ToolOptions | None = None,
-    chat_template_kwargs: Mapping[str, Any] | None = None,
-) -> str:
-    """The conversation as the model's chat template writes it.
-
-    Args:
-        add_generation_prompt: end where the assistant's next message begins.
-        continue_final_message: end within the last message, the assistant's, as if it were being written; only without
-            ``add_generation_prompt``. (The names and meanings of vLLM and transformers.)
-        tools: to be described by the template or, if it does not support tools, in words.
-        chat_template_kwargs: variables for the template, such as ``enable_thinking``.
+def render_chat(messages: Sequence[Message], loaded: TextInterface, options: ChatOptions = DEFAULT_CHAT_OPTIONS) -> str:
+    """The conversation as the model's own chat template writes it, whatever ``options.chat_template`` says.
 
     Raises:
-        TypeError, ValueError: there is no chat template, it refuses the messages, or there is nothing to continue.
+        ValueError: there is no chat template, it refuses the messages or a variable, or there is nothing to continue.
     """
-    for name, value in (
-        ("add_generation_prompt", add_generation_prompt),
-        ("continue_final_message", continue_final_message),
-    ):
-        if not isinstance(value, bool):
-            raise TypeError(f"{name}: expected True or False, got {value!r:.80}")
-    if continue_final_message:
-        _check_continuation(messages[-1], add_generation_prompt)
+    if options.continue_final_message:
+        _check_continuation(messages[-1])
     tokenizer = loaded.require_tokenizer()
     if loaded.chat_format is None:
         raise ValueError(f"{loaded.name} has no chat template: use generate() with a prompt written for it")
-    variables = _template_variables(tokenizer, chat_template_kwargs)
+    variables = _template_variables(tokenizer, options.chat_template_kwargs or {})
     try:
         text: str = tokenizer.apply_chat_template(
-            [dict(message) for message in loaded.chat_format.as_template_messages(messages, tools)],
+            [dict(message) for message in loaded.chat_format.as_template_messages(messages, options.tools)],
             **variables,
-            tools=loaded.chat_format.template_tools(tools),
+            tools=loaded.chat_format.template_tools(options.tools),
             tokenize=False,
-            add_generation_prompt=add_generation_prompt,
-            continue_final_message=continue_final_message,
+            add_generation_prompt=options.add_generation_prompt,
+            continue_final_message=options.continue_final_message,
         )
     except TemplateError as error:
         raise ValueError(f"messages: the chat template refuses them: {error}") from error
@@ -201,7 +179,7 @@ def render_chat(
     except RecursionError as error:
         raise ValueError("messages, tools: expected fewer lists and objects within each other") from error
     except ValueError as error:
-        if not continue_final_message:
+        if not options.continue_final_message:
             raise
         raise ValueError(
             "continue_final_message: the chat template does not write the last message's text as it is"
@@ -209,11 +187,9 @@ def render_chat(
     return text
 
 
-def _check_continuation(last: Message, add_generation_prompt: bool) -> None:
+def _check_continuation(last: Message) -> None:
     """Raise a ValueError unless the last message can be continued: it is the assistant's and ends in text."""
-    if add_generation_prompt:
-        problem = "only for add_generation_prompt=False; a message is continued or answered, not both"
-    elif last["role"] != "assistant":
+    if last["role"] != "assistant":
         problem = f"expected the last message to be the assistant's, got role {last['role']!r:.80}"
     elif last.get("tool_calls"):
         problem = "the last message ends in tool calls, not in text"
@@ -224,15 +200,13 @@ def _check_continuation(last: Message, add_generation_prompt: bool) -> None:
     raise ValueError(f"continue_final_message: {problem}")
 
 
-def _template_variables(tokenizer: Any, variables: Mapping[str, Any] | None) -> Mapping[str, Any]:
+def _template_variables(tokenizer: Any, variables: Mapping[str, Any]) -> Mapping[str, Any]:
     """Variables for a template, none of which may have the name of an argument of the function that renders it."""
-    if not isinstance(variables, Mapping | None):
-        raise TypeError(f"chat_template_kwargs: expected a dictionary, got {variables!r:.80}")
     arguments = inspect.signature(tokenizer.apply_chat_template).parameters
-    for name in variables or {}:
+    for name in variables:
         if not isinstance(name, str) or name in arguments or name in ("messages", "self"):
             raise ValueError(f"chat_template_kwargs: {name!r} is not a variable of the chat template")
-    return variables or {}
+    return variables
 
 
 def as_chat_prompts(
@@ -240,37 +214,21 @@ def as_chat_prompts(
     loaded: TextInterface,
     cache_salt: str | None = None,
     cache: Mapping[str, bool] | None = None,
-    *,
-    add_generation_prompt: bool = True,
-    continue_final_message: bool = False,
-    chat_template: str | Path | None = None,
-    tools: ToolOptions | None = None,
-    chat_template_kwargs: Mapping[str, Any] | None = None,
-    add_special_tokens: bool = False,
+    options: ChatOptions = DEFAULT_CHAT_OPTIONS,
 ) -> list[Prompt]:
-    """One conversation or a list of them, each as the prompt for an answer, or for more of one (see `render_chat`).
-
-    Args:
-        chat_template: Jinja, or a file of it, by which conversations are written and answers read; None: the model's own.
+    """One conversation or a list of them, each as the prompt for an answer, or for more of one.
 
     Raises:
         TypeError, ValueError: a conversation or a cache option is invalid, or there is no chat template.
     """
-    options = cache_options(cache_salt, cache)
-    loaded = with_chat_template(loaded, chat_template)
+    of_cache = cache_options(cache_salt, cache)
+    loaded = with_chat_template(loaded, options.chat_template)
     prompts = []
     for conversation in as_conversations(messages):
-        text = render_chat(
-            conversation,
-            loaded,
-            add_generation_prompt=add_generation_prompt,
-            continue_final_message=continue_final_message,
-            tools=tools,
-            chat_template_kwargs=chat_template_kwargs,
-        )
+        text = render_chat(conversation, loaded, options)
         assert loaded.chat_format is not None
-        continued = conversation[-1]["content"] if continue_final_message else None
-        answer_form = loaded.chat_format.answer_form(text, tools, continued=continued)
-        token_ids = encode("messages", text, loaded, add_special_tokens=add_special_tokens)
-        prompts.append(Prompt(token_ids, text, **options, answer_form=answer_form))
+        continued = conversation[-1]["content"] if options.continue_final_message else None
+        answer_form = loaded.chat_format.answer_form(text, options.tools, continued=continued)
+        token_ids = encode("messages", text, loaded, add_special_tokens=options.add_special_tokens)
+        prompts.append(Prompt(token_ids, text, **of_cache, answer_form=answer_form))
     return prompts

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Mapping, Sequence
+from dataclasses import fields
 from typing import Any
 
 from radixkv.model.text_interface import TextInterface
+from radixkv.prompts.chat_options import DEFAULT_CHAT_OPTIONS, ChatOptions
 from radixkv.prompts.conversation import Message, as_chat_prompts
 from radixkv.prompts.prompt import Prompt, PromptInput, as_mapping, as_prompts, is_token_ids
 
@@ -21,7 +22,7 @@ def as_single_prompt(
     loaded: TextInterface,
     cache_salt: str | None = None,
     cache: Mapping[str, bool] | None = None,
-    **chat_options: Any,
+    options: ChatOptions = DEFAULT_CHAT_OPTIONS,
 ) -> Prompt:
     """One prompt, or one conversation, tokenized.
 
@@ -29,14 +30,13 @@ def as_single_prompt(
         prompt: as for `LLM.generate`, or as for `LLM.chat`.
         cache_salt: only prompts with the same one share blocks; a prompt may also bring its own.
         cache: whether to read the cache, and whether to write into it.
-        chat_options: further arguments of `as_chat_prompts`, for a conversation.
+        options: for a conversation.
 
     Raises:
         TypeError, ValueError: it is neither, or several of them, or a prompt with options for a conversation.
     """
     if is_prompt(prompt):
-        defaults = inspect.signature(as_chat_prompts).parameters
-        names = [name for name, value in chat_options.items() if value is not defaults[name].default]
+        names = [option.name for option in fields(options) if getattr(options, option.name) is not option.default]
         if names:
             raise ValueError(f"{', '.join(names)}: expected a conversation, got a prompt")
         given = {name: value for name, value in (("cache_salt", cache_salt), ("cache", cache)) if value is not None}
@@ -49,7 +49,7 @@ def as_single_prompt(
     if _is_several(prompt):
         raise TypeError(f"prompt: expected one prompt or conversation, got a list of prompts, {prompt!r:.80}")
     conversation: Any = prompt
-    prompts = as_chat_prompts(conversation, loaded, cache_salt, cache, **chat_options)
+    prompts = as_chat_prompts(conversation, loaded, cache_salt, cache, options)
     if len(prompts) != 1:
         raise ValueError(f"prompt: expected one conversation, got {len(prompts)}")
     return prompts[0]

@@ -119,11 +119,11 @@ async def chat_prompt(service: Service, body: ChatCompletionRequest, tenant: Ten
 
     Raises:
         PromptTooLongError: its texts cannot fit into the model.
-        TypeError, ValueError: the choice of tools is impossible, or what `ChatCompletionRequest.as_prompt` raises.
+        TypeError, ValueError: what `chat_options` and `as_prompt` of `ChatCompletionRequest` raise.
     """
-    tools = body.tool_options
-    service.check_chat_length(body.messages, tools, body.chat_template_kwargs)
-    write = partial(body.as_prompt, as_messages(body.messages), tools)
+    options = body.chat_options
+    service.check_chat_length(body.messages, options)
+    write = partial(body.as_prompt, as_messages(body.messages), options)
     return await service.llm.run_tokenizer(write, tenant=tenant.name)
 
 

@@ -11,14 +11,14 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from radixkv.model.text_interface import TextInterface
-from radixkv.prompts import Message, Prompt, as_chat_prompts, encode
+from radixkv.prompts import ChatOptions, Message, Prompt, as_chat_prompts, encode
 from radixkv.server.chat_messages import ContentPart, Messages, TextPart
 from radixkv.server.not_supported import NotSupportedInChat
 from radixkv.server.prompt_caching import Breakpoint, PromptCacheOptions, last_marks
 from radixkv.server.protocol import MAX_LOGPROBS, GenerationRequest
 from radixkv.server.strict import StrictModel
 from radixkv.server.tool_protocol import AllowedTools, NamedTool, ToolChoice, ToolDefinitions
-from radixkv.tools.definitions import ToolOptions, as_tool_options
+from radixkv.tools.definitions import as_tool_options
 
 # How long an answer is to be: a hint, accepted because clients send it; without effect.
 Verbosity = Literal["low", "medium", "high"]
@@ -90,17 +90,23 @@ class ChatCompletionRequest(GenerationRequest, NotSupportedInChat):
         return [message.model_dump(exclude_none=True) for message in [*self.messages[:index], cut]]
 
     @property
-    def tool_options(self) -> ToolOptions | None:
-        """Which tools the answer may call; None: there are none.
+    def chat_options(self) -> ChatOptions:
+        """How the conversation is written, and which tools the answer may call.
 
         Raises:
-            ValueError: ``tool_choice`` is impossible, or two tools have one name.
+            ValueError: ``tool_choice`` or ``continue_final_message`` is impossible, or two tools have one name.
         """
         definitions = [tool.model_dump(exclude_none=True) for tool in self.tools or ()]
         choice: Any = self.tool_choice
         if isinstance(choice, NamedTool | AllowedTools):
             choice = choice.model_dump()
-        return as_tool_options(definitions, choice, self.parallel_tool_calls)
+        return ChatOptions(
+            add_generation_prompt=self.add_generation_prompt is not False,
+            continue_final_message=self.continue_final_message is True,
+            tools=as_tool_options(definitions, choice, self.parallel_tool_calls),
+            chat_template_kwargs=self.template_variables,
+            add_special_tokens=self.add_special_tokens is True,
+        )
 
     @property
     def template_variables(self) -> dict[str, Any]:
@@ -111,21 +117,13 @@ class ChatCompletionRequest(GenerationRequest, NotSupportedInChat):
             effort["enable_thinking"] = False
         return {**effort, **(self.chat_template_kwargs or {})}
 
-    def as_prompt(self, messages: list[Message], tools: ToolOptions | None, loaded: TextInterface) -> Prompt:
+    def as_prompt(self, messages: list[Message], options: ChatOptions, loaded: TextInterface) -> Prompt:
         """The request's ``messages``, see `as_messages`, as the chat template writes them.
 
         Raises:
             TypeError, ValueError: the template refuses it, or it cannot be continued as asked.
         """
-        (prompt,) = as_chat_prompts(
-            messages,
-            loaded,
-            add_generation_prompt=self.add_generation_prompt is not False,
-            continue_final_message=self.continue_final_message is True,
-            tools=tools,
-            chat_template_kwargs=self.template_variables,
-            add_special_tokens=self.add_special_tokens is True,
-        )
+        (prompt,) = as_chat_prompts(messages, loaded, options=options)
         if self.prediction is None:
             return prompt
         expected = encode("prediction", self.prediction.text, loaded, add_special_tokens=False)

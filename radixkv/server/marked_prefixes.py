@@ -51,7 +51,7 @@ def _written(
         }
     )
     try:
-        return body.as_prompt(as_messages(body.messages), body.tool_options, loaded).token_ids
+        return body.as_prompt(as_messages(body.messages), body.chat_options, loaded).token_ids
     except (TypeError, ValueError):
         return []
 

@@ -9,7 +9,7 @@ from fastapi import APIRouter, Depends
 from pydantic import BaseModel, Field
 
 from radixkv.cache import PinQuotaExceeded
-from radixkv.prompts import Prompt, as_chat_prompts, as_prompts
+from radixkv.prompts import ChatOptions, Prompt, as_chat_prompts, as_prompts
 from radixkv.server.authentication import administrator
 from radixkv.server.chat_messages import Messages, as_messages
 from radixkv.server.errors import ApiError, client_errors
@@ -150,7 +150,7 @@ async def _parse(body: PinRequest, service: Service) -> Prompt:
     if body.messages is not None:
         if body.prompt is not None:
             raise ValueError("messages: expected either prompt or messages, got both")
-        service.check_chat_length(body.messages, None, None)
+        service.check_chat_length(body.messages, ChatOptions())
         messages = as_messages(body.messages)
         (parsed,) = await service.llm.run_tokenizer(lambda loaded: as_chat_prompts(messages, loaded), tenant=None)
         return parsed

@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 import time
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from http import HTTPStatus
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from radixkv.errors import PromptTooLongError
-from radixkv.prompts import Prompt
+from radixkv.prompts import ChatOptions, Prompt
 from radixkv.server.chat_messages import ChatMessage
 from radixkv.server.config import ServerConfig
 from radixkv.server.encoded import EncoderThread
@@ -24,7 +24,6 @@ from radixkv.server.served import ServedModel
 from radixkv.server.tenants import Tenant, Tenants
 from radixkv.server.time_limits import Deadlines, TimeLimits
 from radixkv.server.token_text import TokenTexts
-from radixkv.tools.definitions import ToolOptions
 
 if TYPE_CHECKING:
     from radixkv.async_llm import AsyncLLM
@@ -115,23 +114,20 @@ class Service:
                 f"has at most {self.max_token_characters}; texts longer than that are not truncated either"
             )
 
-    def check_chat_length(
-        self, messages: Sequence[ChatMessage], tools: ToolOptions | None, variables: Mapping[str, Any] | None
-    ) -> None:
+    def check_chat_length(self, messages: Sequence[ChatMessage], options: ChatOptions) -> None:
         """Refuse a conversation that cannot fit into the model, before the chat template writes it.
 
         Args:
-            tools: that the template describes.
-            variables: that it may write.
+            options: with tools that the template describes, and variables that it may write.
 
         Raises:
             PromptTooLongError: see `check_length`.
         """
         self.check_length("messages", *(text for message in messages for text in message.texts))
-        if tools is not None:
-            self.check_length("tools", json.dumps(tools.definitions))
-        if variables:
-            self.check_length("chat_template_kwargs", json.dumps(variables))
+        if options.tools is not None:
+            self.check_length("tools", json.dumps(options.tools.definitions))
+        if options.chat_template_kwargs:
+            self.check_length("chat_template_kwargs", json.dumps(options.chat_template_kwargs))
 
     def check_num_tokens(self, name: str, count: int, what: str = "token ids") -> None:
         """Refuse more tokens, or texts of at least one token each, than fit into the model, before any work on them.

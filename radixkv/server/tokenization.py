@@ -9,7 +9,7 @@ from fastapi.responses import Response
 from pydantic import BaseModel, Field
 
 from radixkv.model.text_interface import TextInterface
-from radixkv.prompts import as_chat_prompts, encode
+from radixkv.prompts import ChatOptions, as_chat_prompts, encode
 from radixkv.sampling.detokenizer import decode_tokens
 from radixkv.server.authentication import CurrentTenant
 from radixkv.server.chat_messages import Messages, as_messages
@@ -19,7 +19,7 @@ from radixkv.server.service import Service
 from radixkv.server.strict import StrictModel
 from radixkv.server.token_text import TokenTexts
 from radixkv.server.tool_protocol import ToolDefinitions
-from radixkv.tools.definitions import ToolOptions, as_tool_options
+from radixkv.tools.definitions import as_tool_options
 
 # So that refusing a request takes little time; the model's length bounds what is accepted.
 _MAX_TOKENS = 1 << 20
@@ -81,11 +81,17 @@ def tokenization_routes(service: Service) -> APIRouter:
         """Turn a text, or a conversation as the chat template writes it, into token ids."""
         service.check_model(body.model)
         with client_errors():
-            tools = as_tool_options([tool.model_dump(exclude_none=True) for tool in body.tools or ()], None, None)
+            options = ChatOptions(
+                add_generation_prompt=body.add_generation_prompt is not False,
+                continue_final_message=body.continue_final_message is True,
+                tools=as_tool_options([tool.model_dump(exclude_none=True) for tool in body.tools or ()], None, None),
+                chat_template_kwargs=body.chat_template_kwargs,
+                add_special_tokens=body.add_special_tokens is True,
+            )
             service.check_length("prompt", body.prompt or "")
-            service.check_chat_length(body.messages or (), tools, body.chat_template_kwargs)
+            service.check_chat_length(body.messages or (), options)
             return await service.llm.run_tokenizer(
-                lambda loaded: JsonResponse(_tokenize(body, tools, loaded, service.token_texts)), tenant=tenant.name
+                lambda loaded: JsonResponse(_tokenize(body, options, loaded, service.token_texts)), tenant=tenant.name
             )
 
     @router.post("/detokenize")
@@ -114,9 +120,9 @@ def tokenization_routes(service: Service) -> APIRouter:
 
 
 def _tokenize(
-    body: TokenizeRequest, tools: ToolOptions | None, loaded: TextInterface, texts: TokenTexts
+    body: TokenizeRequest, options: ChatOptions, loaded: TextInterface, texts: TokenTexts
 ) -> TokenizeResponse:
-    tokens = _encode(body, tools, loaded)
+    tokens = _encode(body, options, loaded)
     return TokenizeResponse(
         count=len(tokens),
         max_model_len=loaded.max_model_len,
@@ -125,21 +131,13 @@ def _tokenize(
     )
 
 
-def _encode(body: TokenizeRequest, tools: ToolOptions | None, loaded: TextInterface) -> list[int]:
+def _encode(body: TokenizeRequest, options: ChatOptions, loaded: TextInterface) -> list[int]:
     if (body.prompt is None) == (body.messages is None):
         raise ValueError("prompt: expected either prompt or messages")
     if body.messages is None:
         text = body.prompt or ""
         return encode("prompt", text, loaded, add_special_tokens=body.add_special_tokens is not False)
-    (prompt,) = as_chat_prompts(
-        as_messages(body.messages),
-        loaded,
-        add_generation_prompt=body.add_generation_prompt is not False,
-        continue_final_message=body.continue_final_message is True,
-        tools=tools,
-        chat_template_kwargs=body.chat_template_kwargs,
-        add_special_tokens=body.add_special_tokens is True,
-    )
+    (prompt,) = as_chat_prompts(as_messages(body.messages), loaded, options=options)
     return list(prompt.token_ids)
 
 

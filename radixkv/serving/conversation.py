@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Self
 
 from radixkv.model.text_interface import TextInterface
 from radixkv.outputs import RequestOutput
-from radixkv.prompts import Prompt, as_template_message, cache_options, encode, render_chat
+from radixkv.prompts import ChatOptions, Prompt, as_template_message, cache_options, encode, render_chat
 from radixkv.sampling.detokenizer import decode_tokens
 from radixkv.sampling_params import SamplingParams
-from radixkv.tools.definitions import ParsedAnswer, ToolOptions, as_tool_options
+from radixkv.tools.definitions import ParsedAnswer, as_tool_options
 from radixkv.tools.pieces import TextPiece
 
 
@@ -56,10 +56,11 @@ class Conversation:
         if not isinstance(system, str | None):
             raise TypeError(f"system: expected a string or None, got {system!r:.80}")
         _check_params(sampling_params)
-        as_tool_options(tools, None, parallel_tool_calls)
         self._sampling_params = sampling_params or SamplingParams(temperature=0.0, max_tokens=512)
         self._cache_options = cache_options(cache_salt, None)
-        self._tools, self._chat_template_kwargs = copy.deepcopy((tools, chat_template_kwargs))
+        checked = as_tool_options(tools, None, parallel_tool_calls)
+        options = ChatOptions(tools=checked, chat_template_kwargs=chat_template_kwargs)
+        self._tools, self._options = copy.deepcopy((tools, options))
         self._parallel_tool_calls = parallel_tool_calls
         self._said = _Said([] if system is None else [{"role": "system", "content": system}])
 
@@ -128,7 +129,7 @@ class Conversation:
         if not params.detokenize:
             raise ValueError("sampling_params: a conversation keeps text, expected detokenize=True, got False")
         tools = as_tool_options(self._tools, tool_choice, self._parallel_tool_calls)
-        return Turn(self, messages, copy.deepcopy(params), tools)
+        return Turn(self, messages, copy.deepcopy(params), replace(self._options, tools=tools))
 
 
 class Turn:
@@ -140,7 +141,7 @@ class Turn:
         conversation: which it joins.
         messages: that are sent.
         params: of the answer.
-        tools: that the answer may call.
+        options: of how it is written, and the tools that the answer may call.
     """
 
     def __init__(
@@ -148,13 +149,13 @@ class Turn:
         conversation: Conversation,
         messages: list[dict[str, Any]],
         params: SamplingParams,
-        tools: ToolOptions | None,
+        options: ChatOptions,
     ) -> None:
         self.params = params
         self._conversation = conversation
         self._before = conversation._said
         self._messages = [*self._before.messages, *messages]
-        self._tools = tools
+        self._options = options
         self._prompt_text = ""
         self._prompt_ids: list[int] = []
         self._answer_ids: list[int] = []
@@ -169,12 +170,7 @@ class Turn:
         """
         self._refuse_if_overtaken()
         before, conversation = self._before, self._conversation
-        text = render_chat(
-            [as_template_message(message) for message in self._messages],
-            loaded,
-            tools=self._tools,
-            chat_template_kwargs=conversation._chat_template_kwargs,
-        )
+        text = render_chat([as_template_message(message) for message in self._messages], loaded, self._options)
         answer = decode_tokens(loaded.require_tokenizer(), before.answer_ids, skip_special_tokens=False)
         known_text, known_ids = before.prompt_text + answer, [*before.prompt_ids, *before.answer_ids]
         # Not where a template rewrites earlier turns, such as one that drops old reasoning.
@@ -183,7 +179,7 @@ class Turn:
         self._prompt_text = text
         self._prompt_ids = known_ids + encode("messages", text[len(known_text) :], loaded, add_special_tokens=False)
         assert loaded.chat_format is not None
-        form = loaded.chat_format.answer_form(text, self._tools)
+        form = loaded.chat_format.answer_form(text, self._options.tools)
         return Prompt(self._prompt_ids, None, **conversation._cache_options, answer_form=form)
 
     def read(self, output: RequestOutput) -> list[str]:

@@ -117,7 +117,7 @@ def test_a_conversation_has_one_prompt_in_a_program_and_over_http(llm: LLM, temp
     for messages in conversations:
         body = ChatCompletionRequest.model_validate({"messages": messages})
         (in_program,) = as_chat_prompts(messages, loaded)
-        over_http = body.as_prompt(as_messages(body.messages), None, loaded)
+        over_http = body.as_prompt(as_messages(body.messages), body.chat_options, loaded)
         assert over_http == in_program
     text = as_chat_prompts(conversations[2], loaded)[0].text or ""
     assert "No." in text

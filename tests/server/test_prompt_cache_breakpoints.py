@@ -181,7 +181,7 @@ def test_a_mark_keeps_all_before_it_whatever_the_template_does_at_the_end(templa
     marked = [{"type": "text", "text": "Well.", **MARK}]
     messages = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": marked}]
     body = ChatCompletionRequest.model_validate({"messages": [*messages, {"role": "user", "content": "So?"}]})
-    prompt = body.as_prompt(as_messages(body.messages), None, loaded).token_ids
+    prompt = body.as_prompt(as_messages(body.messages), body.chat_options, loaded).token_ids
     (prefix,) = marked_prefixes(body, body.breakpoints, prompt, loaded).values()
     assert loaded.require_tokenizer().decode(prefix) == "user:Hi|assistant:Well.|user:"
 

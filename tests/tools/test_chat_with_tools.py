@@ -17,7 +17,7 @@ from support.tools import ADD, WEATHER
 
 from radixkv import LLM, AsyncLLM, Chat, SamplingParams, StructuredOutputsParams
 from radixkv.outputs import RequestOutput
-from radixkv.prompts import render_chat
+from radixkv.prompts import ChatOptions, render_chat
 from radixkv.tools.definitions import ParsedAnswer, as_tool_options
 from radixkv.tools.pieces import AnswerPiece, ToolCallArguments
 
@@ -380,14 +380,14 @@ def test_a_later_system_message_stays_one_where_the_template_writes_it(llm: LLM)
 
 
 def test_where_there_is_no_system_message_the_first_question_describes_tools() -> None:
-    tools = as_tool_options([ADD], None, None)
+    options = ChatOptions(tools=as_tool_options([ADD], None, None))
     of_gemma2, of_gemma3 = (text_interface(STRICT_TURNS[name]) for name in ("gemma2", "gemma3"))
-    prompt = render_chat(ask("Hi"), of_gemma2, tools=tools)
-    assert prompt == render_chat(ask("Hi"), of_gemma3, tools=tools)
+    prompt = render_chat(ask("Hi"), of_gemma2, options)
+    assert prompt == render_chat(ask("Hi"), of_gemma3, options)
     assert prompt.endswith("answer in plain words.\n\nHi<|im_end|>\n<|im_start|>model\n")
-    begun = render_chat([{"role": "assistant", "content": "Well?"}, *ask("Hi")], of_gemma2, tools=tools)
+    begun = render_chat([{"role": "assistant", "content": "Well?"}, *ask("Hi")], of_gemma2, options)
     assert begun.startswith("<|im_start|>user\nYou can call these functions:")
     assert begun.endswith("<|im_start|>assistant\nWell?<|im_end|>\n<|im_start|>user\nHi<|im_end|>\n<|im_start|>model\n")
     # A system message of the client's own is still refused.
     with pytest.raises(ValueError, match="System role not supported"):
-        render_chat([{"role": "system", "content": "Be brief."}, *ask("Hi")], of_gemma2, tools=tools)
+        render_chat([{"role": "system", "content": "Be brief."}, *ask("Hi")], of_gemma2, options)

@@ -10,7 +10,7 @@ import pytest
 from support.chat_templates import text_interface
 
 from radixkv import SamplingParams
-from radixkv.prompts import as_template_message, render_chat, with_answer_form
+from radixkv.prompts import ChatOptions, as_template_message, render_chat, with_answer_form
 from radixkv.tools.definitions import as_tool_options
 
 # In the manner of Qwen3-Coder's.
@@ -49,10 +49,9 @@ def test_a_message_that_ends_in_calls_is_not_continued() -> None:
         {"role": "user", "content": "Go."},
         as_template_message({"role": "assistant", "content": "I look.", "tool_calls": [call]}),
     ]
+    options = ChatOptions(add_generation_prompt=False, continue_final_message=True)
     with pytest.raises(ValueError, match="continue_final_message: the last message ends in tool calls, not in text"):
-        render_chat(
-            messages, text_interface(WRITES_EACH_ARGUMENT), add_generation_prompt=False, continue_final_message=True
-        )
+        render_chat(messages, text_interface(WRITES_EACH_ARGUMENT), options)
 
 
 def test_what_a_template_cannot_compute_with_is_named() -> None:
@@ -62,7 +61,7 @@ def test_what_a_template_cannot_compute_with_is_named() -> None:
         render_chat(
             [{"role": "user", "content": "Go."}],
             text_interface(WRITES_EACH_ARGUMENT),
-            chat_template_kwargs={"effort": 3},
+            ChatOptions(chat_template_kwargs={"effort": 3}),
         )
 
 
