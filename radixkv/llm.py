@@ -23,6 +23,7 @@ from radixkv.observe.explain import PromptExplanation
 from radixkv.observe.inspect.snapshot import CacheSnapshot, take_snapshot
 from radixkv.option_words import refuse_unknown
 from radixkv.outputs import BeamSearchOutput, RequestOutput
+from radixkv.process_bound import ProcessBound
 from radixkv.prompts import (
     ChatOptions,
     Message,
@@ -41,7 +42,6 @@ from radixkv.scheduling.request import Request
 from radixkv.serving.answer_reader import AnswerReader
 from radixkv.serving.exclusive_use import ExclusiveUse
 from radixkv.serving.interrupts import deferred_interrupt
-from radixkv.serving.process_bound import ProcessBound
 from radixkv.tools.definitions import as_tool_options
 from radixkv.vllm_options import CALLS, takes_vllm_options, without_vllm_options
 

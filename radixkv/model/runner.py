@@ -34,6 +34,7 @@ from radixkv.model.loader import LoadedModel
 from radixkv.model.model_input import ModelInput
 from radixkv.model.native import Chain, layers_over
 from radixkv.model.structure import find_structure
+from radixkv.process_bound import refuse_copies
 from radixkv_cpu import DecoderLayers
 
 if TYPE_CHECKING:
@@ -80,7 +81,7 @@ class ModelRunner:
         used = self._model.config._attn_implementation
         if used != ATTENTION_NAME:
             raise UnsupportedModelError(f"{loaded.name}: the model keeps its own attention ({used!r})")
-        vars(self._model)["radixkv_runner"] = self
+        vars(self._model).update(radixkv_runner=self, __reduce_ex__=partial(refuse_copies, f"{loaded.name} in an LLM"))
         uncompile_layers(self._model)
         set_rotate_first(self._model, True)
         self._structure = find_structure(loaded, self._forward)

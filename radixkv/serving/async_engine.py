@@ -20,13 +20,13 @@ from radixkv.engine.stats import EngineStats, engine_stats
 from radixkv.errors import EngineDeadError
 from radixkv.model.loader import LoadedModel
 from radixkv.outputs import RequestMetrics
+from radixkv.process_bound import ProcessBound
 from radixkv.prompts import Prompt
 from radixkv.sampling_params import BeamSearchParams, SamplingParams
 from radixkv.scheduling.request import Request
 from radixkv.scheduling.tenant_share import TenantShare
 from radixkv.serving.engine_thread import EngineThread, StepResult, refuse_in_use, why_in_use
 from radixkv.serving.heartbeat import Heartbeat
-from radixkv.serving.process_bound import ProcessBound
 from radixkv.serving.request_intake import RequestIntake
 from radixkv.serving.request_stream import RequestStream
 from radixkv.threads import call_in_loop, run_outside_workers

@@ -254,7 +254,7 @@ def test_what_cannot_be_sent_to_another_process_still_answers() -> None:
     """Half sent, its weights were in shared memory, and compiled code read them where they had been: the process crashed."""
     llm, (prompt,) = tiny(), shared_prefix_prompts(1, 1)
     expected = tokens_of(llm, [prompt])
-    for whole in (llm, AsyncLLM(tiny()), Chat(llm)):
+    for whole in (llm, AsyncLLM(tiny()), Chat(llm), llm.engine.loaded.model):
         for send in (ForkingPickler.dumps, copy.deepcopy):
             with pytest.raises(TypeError, match="LLM: cannot be copied, or sent to another process; make one in each"):
                 send(whole)
