@@ -16,12 +16,15 @@ import torch
 from radixkv_cpu.source_digest import source_digest
 
 FOLDER = Path(__file__).parent
+# What compilers may use for x86-64-v3 and x86-64-v4.
+_V3 = frozenset({"abm", "avx2", "bmi1", "bmi2", "f16c", "fma", "movbe"})
+_V4 = _V3 | {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"}
 VARIANTS: Mapping[str, frozenset[str]] = MappingProxyType(
     {
-        "amx": frozenset({"amx_bf16", "amx_tile", "avx512_bf16", "avx512_fp16", "avx512vbmi"}),
-        "avx512_bf16": frozenset({"avx512_bf16", "avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512cd"}),
-        "avx512": frozenset({"avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512cd"}),
-        "avx2": frozenset({"avx2", "fma", "f16c", "bmi2"}),
+        "amx": _V4 | {"amx_bf16", "amx_tile", "avx512_bf16", "avx512_fp16", "avx512vbmi"},
+        "avx512_bf16": _V4 | {"avx512_bf16"},
+        "avx512": _V4,
+        "avx2": _V3,
     }
 )
 """Variants of the compiled code, the best first, with what /proc/cpuinfo must list for each."""

@@ -74,7 +74,7 @@ def test_native_code_that_cannot_be_used_is_a_finding(error: Exception, monkeypa
 @pytest.mark.parametrize(
     ("flags", "variant", "advice"),
     [
-        ("avx2 fma f16c bmi2", "", "install g++, then reinstall RadixKV"),
+        ("abm avx2 bmi1 bmi2 f16c fma movbe", "", "install g++, then reinstall RadixKV"),
         ("sse2", "", "it is for x86-64 with AVX2 or later"),
         ("sse2", "none", "unset RADIXKV_CPU_VARIANT, which is none"),
     ],

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import ctypes
+import platform
 import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
 
-from radixkv_cpu.library import FOLDER, Library, openmp_of_torch, supported_variants
+from radixkv_cpu.library import FOLDER, VARIANTS, Library, openmp_of_torch, supported_variants
 from radixkv_cpu.source_digest import source_digest
 
 DIGEST = source_digest(FOLDER / "src")
@@ -31,6 +33,25 @@ def test_library_of_other_sources(tmp_path: Path, present: str, changed: str, na
         RuntimeError, match=rf"{changed}.so: expected .* {DIGEST} in .*, got one of {named}: compile it again"
     ):
         Library(variant, stale)
+
+
+def predefined(*options: str) -> set[str]:
+    """What the compiler defines, which tells the instructions that it may use."""
+    command = ["g++", "-dM", "-E", "-x", "c++", *options, "/dev/null"]
+    lines = subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()
+    return {line.split()[1] for line in lines}
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="the sources are for x86-64")
+@pytest.mark.skipif(not shutil.which("g++"), reason="there is no compiler")
+@pytest.mark.parametrize(("variant", "level"), [("avx2", "x86-64-v3"), ("avx512", "x86-64-v4")])
+def test_a_variant_needs_all_that_the_compiler_may_use(variant: str, level: str) -> None:
+    """Not needed were the instructions that count leading zeros and reverse bytes, which are in what is compiled."""
+    names = {"abm": "lzcnt", "bmi1": "bmi"}
+    needed = [f"-m{names.get(flag, flag)}" for flag in VARIANTS[variant]]
+    # Of every processor with AVX, for which Linux does not list them all.
+    always = {"__XSAVE__", "__LAHF_SAHF__", "__GCC_HAVE_SYNC_COMPARE_AND_SWAP_16"}
+    assert predefined(f"-march={level}") - predefined(*needed) <= always
 
 
 def test_digest_depends_on_all_of_the_sources(tmp_path: Path) -> None:
