@@ -8,7 +8,9 @@ The contents of tensors are not checked: the caller is responsible for slots and
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from ctypes import c_float
 
 import torch
 
@@ -55,5 +57,7 @@ def check_scores(window: int | None, softcap: float | None) -> None:
     Raises:
         ValueError: names what was expected and what was given.
     """
-    if (window is not None and window < 1) or (softcap is not None and not softcap > 0):
-        raise ValueError(f"window and softcap: expected at least 1 and above 0, or None, got {window} and {softcap}")
+    if (window is not None and window < 1) or (softcap is not None and not 0 < c_float(softcap).value < math.inf):
+        raise ValueError(
+            f"window and softcap: expected at least 1 and a finite float32 above 0, or None, got {window} and {softcap}"
+        )

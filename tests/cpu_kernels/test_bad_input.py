@@ -288,7 +288,7 @@ BAD_ATTENTION: dict[str, tuple[str, Any, str]] = {
     "sinks type": ("sinks", torch.zeros(4, dtype=torch.bfloat16), "sinks: expected float32, got bfloat16"),
     "sinks strides": ("sinks", torch.zeros(8)[::2], "sinks: expected a contiguous tensor"),
     "sinks device": ("sinks", torch.zeros(4, device=META), "sinks: expected on cpu, got meta"),
-    "window": ("window", 0, "window and softcap: expected at least 1 and above 0, or None, got 0 and None"),
+    "window": ("window", 0, "window and softcap: expected at least 1 and a finite .* or None, got 0 and None"),
     "softcap": ("softcap", -1.0, "window and softcap: expected .* got None and -1.0"),
 }
 

@@ -379,9 +379,14 @@ def test_only_a_gated_mlp_has_a_gate(name: str, outputs: int, inputs: int, is_ga
         ({"softcap": 0.0}, r"None and 0\.0"),
         ({"softcap": -3.0}, r"None and -3\.0"),
         ({"softcap": float("nan")}, "None and nan"),
+        ({"softcap": float("inf")}, "None and inf"),
+        ({"softcap": 1e39}, r"None and 1e\+39"),
+        ({"softcap": 1e-50}, "None and 1e-50"),
     ],
     ids=str,
 )
 def test_windows_and_caps_are_those_that_attention_takes(options: dict[str, Any], given: str) -> None:
-    with pytest.raises(ValueError, match=f"window and softcap: expected at least 1 and above 0, or None, got {given}"):
+    """An infinite cap made every score NaN; one that float32 rounds to 0 or infinity was none, or did likewise."""
+    expected = "window and softcap: expected at least 1 and a finite float32 above 0, or None"
+    with pytest.raises(ValueError, match=f"{expected}, got {given}"):
         Parts(torch.float32, False).layer(**options)
