@@ -139,6 +139,16 @@ def test_activations_at_the_ends_of_the_numbers(variant: str, activation: str) -
 
 
 @each_variant
+def test_silu_of_the_lowest_gates_that_do_not_vanish(variant: str) -> None:
+    """Without AVX-512 they did from -88 on, where e^88 is far from infinite."""
+    gates = torch.tensor([-86.0, -88.01, -88.4, -88.72])
+    with use(variant):
+        packed = PackedWeight([gates[:, None], torch.ones(4, 1)], activation="silu")
+        given_ = packed.multiply(torch.ones(1, 1))[0]
+    torch.testing.assert_close(given_.double(), functional.silu(gates.double()), atol=0, rtol=1e-5)
+
+
+@each_variant
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("activation", [None, "silu"])
 def test_threads_do_not_change_a_bit(variant: str, dtype: torch.dtype, activation: str | None) -> None:

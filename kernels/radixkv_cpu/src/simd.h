@@ -254,7 +254,7 @@ inline F32 exp(F32 x) {
 #else
     // 2^n is added to the exponent.
     const F32 result = reinterpret_cast<F32>(reinterpret_cast<U32>(p) + (reinterpret_cast<U32>(shifted) << 23));
-    return x < -87.0f ? F32{} : (x > 88.0f ? broadcast(INFINITY) : (x == x ? result : x));
+    return x < -87.0f ? F32{} : (x > 88.72283f ? broadcast(INFINITY) : (x == x ? result : x));
 #endif
 }
 
