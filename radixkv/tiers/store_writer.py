@@ -83,6 +83,7 @@ class StoreWriter:
         self._clear_lock = threading.Lock()  # guards clearing in memory; never held while waiting for the disk
         # Namespaces that the index must forget before anything else in it changes.
         self._uncleared: frozenset[bytes | None] = frozenset()
+        self._will_tidy_again = False  # whether the writer's thread has been asked to, which may hang
         # The writer's thread's own: free slots; those whose rows in the index may be out of date; and those to be overwritten
         # once they are free, since they hold what was cleared, of a batch that failed, or a record that proved wrong.
         self._free: list[int] = []
@@ -102,7 +103,9 @@ class StoreWriter:
         return len(self.table)
 
     def find(self, keys: Sequence[BlockKey]) -> Found:
-        """The leading blocks that are there."""
+        """The leading blocks that are there. If the disk could not clear something, it is tried again, as with each batch."""
+        if self._uncleared or self.pins.has_unwritten:
+            self._tidy_again()
         files = self._files
         return Found(files, [] if files is None else self.table.find(keys))
 
@@ -297,8 +300,17 @@ class StoreWriter:
     def _tidy_soon(self) -> None:
         self._writer.call(self._tidy)
 
+    def _tidy_again(self) -> None:
+        """Have the writer's thread do what the disk refused, once it may be tried again."""
+        with self._clear_lock:
+            if self._will_tidy_again or not self._writes.ready:
+                return
+            self._will_tidy_again = True
+        self._tidy_soon()
+
     def _tidy(self) -> None:
         """Do what needs no block to write: clear, overwrite, and change pins."""
+        self._will_tidy_again = False
         if self._opened is None and not self._writes.ready:
             return
         try:

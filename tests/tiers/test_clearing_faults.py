@@ -235,16 +235,6 @@ def test_whoever_clears_waits_for_a_store_that_is_being_opened(
     assert open_tier(read_only=True).contains_prefix(KEYS) == 0
 
 
-def test_a_clear_that_the_disk_refused_is_made_up_for(open_tier: OpenTier, clock: FakeClock) -> None:
-    tier = open_tier()
-    put(tier)
-    with mock.patch.object(SlotIndex, "clear", side_effect=sqlite3.OperationalError("disk I/O error")):
-        tier.clear(KEYS[0].namespace)
-    assert tier.contains_prefix(KEYS) == 0
-    tier.close()
-    assert open_tier().contains_prefix(KEYS) == 0
-
-
 def test_what_was_cleared_while_the_disk_was_gone_is_not_there_when_it_is_back(
     open_tier: OpenTier, clock: FakeClock, tmp_path: Path
 ) -> None:
@@ -260,23 +250,6 @@ def test_what_was_cleared_while_the_disk_was_gone_is_not_there_when_it_is_back(
     assert tier.contains_prefix(KEYS) == 0
     assert tier.contains_prefix(prefix_keys("bob", 1)) == tier.contains_prefix(prefix_keys("eve", 1)) == 1
     assert bytes_of_blocks_in(tmp_path) == 1  # theirs
-
-
-def test_a_clear_that_a_disk_never_carried_out_is_warned_of(
-    open_tier: OpenTier, clock: FakeClock, caplog: pytest.LogCaptureFixture
-) -> None:
-    """The process ended in silence, and the namespace was found again."""
-    tier = open_tier()
-    put(tier)
-    with mock.patch.object(SlotIndex, "clear", side_effect=sqlite3.OperationalError("disk I/O error")):
-        tier.clear(KEYS[0].namespace)
-        tier.close()
-    assert caplog.messages[-1].endswith("what was cleared is still there: clear it again once it works")
-    caplog.clear()
-    tier = open_tier()
-    tier.clear(KEYS[0].namespace)
-    tier.close()
-    assert not caplog.messages
 
 
 @pytest.mark.parametrize("hanging", ["commit", "clear"])
