@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Sequence
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
 from support.dict_tier import DictTier
-from support.tier_model import prefix_keys
+from support.tier_model import partly_filled, prefix_keys
 
 from radixkv.tiers.block_key import BlockKey
 from radixkv.tiers.host_tier import HostTier
@@ -120,3 +122,36 @@ def test_counters_that_cannot_be_read_stay_what_they_were_and_that_is_said_once(
     assert "the dict tier failed, and its last counters are reported" in record.getMessage()
     tier.counters = StoreStats(hit_blocks=5)
     assert stack.stats == (StoreStats(), StoreStats(hit_blocks=5))
+
+
+def test_reading_from_the_nearest_tier_does_not_wait_for_what_is_put() -> None:
+    out, read_meanwhile = np.zeros((3, 8), np.uint8), list[bool]()
+
+    class ReadWhilePutting(DictTier):
+        def put_many(self, keys: Sequence[BlockKey], blocks: BlockBytes) -> None:
+            super().put_many(keys, blocks)
+            reader = threading.Thread(target=stack.read, args=(Span(0, 0, 3), KEYS, out), daemon=True)
+            reader.start()
+            reader.join(600)
+            read_meanwhile.append(not reader.is_alive())
+
+    stack = TierStack([ReadWhilePutting()])
+    stack.write(KEYS, np.full((3, 8), 7, np.uint8), stack.generation(KEYS[0].namespace))
+    assert read_meanwhile == [True]
+    assert (out == 7).all()
+
+
+def test_a_tier_is_not_asked_for_what_nearer_ones_have() -> None:
+    nearer, farther = DictTier(), DictTier()
+    nearer.put_many(KEYS, np.zeros((3, 8), np.uint8))
+    with mock.patch.object(farther, "contains_prefix") as asked:
+        assert TierStack([nearer, farther]).find(KEYS) == [Span(0, 0, 3)]
+    asked.assert_not_called()
+
+
+def test_a_tier_of_whole_blocks_is_not_given_a_partly_filled_one_even_alone() -> None:
+    tier = DictTier()
+    with mock.patch.object(tier, "put_many") as put_many:
+        stack, last = TierStack([tier]), partly_filled(KEYS[-1], 2)
+        stack.write([last], np.zeros((1, 8), np.uint8), stack.generation(last.namespace))
+    put_many.assert_not_called()
