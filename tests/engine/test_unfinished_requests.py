@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from types import SimpleNamespace
 
 import pytest
 from support.tiny_engine import add, assert_empty, finish, tiny
@@ -95,3 +96,25 @@ def test_an_id_is_free_again_once_its_request_has_ended() -> None:
     assert engine.unfinished_request("one") is None
     assert ends(second) == [(0, 5, "length"), (1, 5, "length")]
     assert ends(first) == [(0, 0, "abort"), (1, 0, "abort")]
+
+
+def test_what_ends_is_recorded_with_its_first_answer_or_best_beam(monkeypatch: pytest.MonkeyPatch) -> None:
+    recorded: list[tuple[object, ...]] = []
+    recorder = SimpleNamespace(record=lambda *of_one: recorded.append(of_one))
+    engine = tiny().engine
+    monkeypatch.setattr(engine._requests, "_recorder", recorder)
+    samples = add(engine, "samples", [3, 4], TWO, priority=2)
+    beams = add(engine, "beams", [5, 6], BeamSearchParams(2, 4, ignore_eos=True))
+    aborted = add(engine, "aborted", [7], TWO)
+    engine.step()
+    engine.abort("aborted")
+    finish(engine)
+    assert beams.beam_search is not None
+    answers = {samples: samples.sequences[0].output_token_ids, beams: beams.beam_search.results()[0].token_ids}
+    assert [len(answer) for answer in answers.values()] == [5, 4]
+    assert aborted.finished
+    for request, of_one in zip((beams, samples), recorded, strict=True):
+        namespace, prompt, answer, arrival, priority = of_one
+        assert namespace == ""
+        assert prompt is request.prompt_token_ids
+        assert (answer, arrival, priority) == (answers[request], request.metrics.arrival_time, request.priority)
