@@ -18,8 +18,9 @@ import os
 import threading
 import time
 import types
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any
@@ -95,9 +96,8 @@ class GrammarState:
 
     def fork(self) -> GrammarState:
         """An independent copy of this state, for the same request."""
-        start = self.shared.clock()
-        matcher = self._matcher.deep_copy()
-        self.budget.spend(self.shared.clock() - start)
+        with self._charged():
+            matcher = self._matcher.deep_copy()
         return GrammarState(matcher, self.num_tokens, self.shared, self.budget)
 
     def for_request(self) -> GrammarState:
@@ -106,9 +106,8 @@ class GrammarState:
 
     def advance(self, token_id: int) -> None:
         """Consume the token that was appended to the sequence."""
-        start = self.shared.clock()
-        self._matcher.consume_token(token_id)
-        self.budget.spend(self.shared.clock() - start)
+        with self._charged():
+            self._matcher.consume_token(token_id)
 
     @property
     def complete(self) -> bool:
@@ -131,21 +130,20 @@ class GrammarState:
                 first of them that is allowed is taken, a few times in a row.
             max_tokens: how many tokens to return at most.
         """
-        start = self.shared.clock()
-        matcher, num_guesses = self._matcher.deep_copy(), 0
         found: list[int] = []
-        while len(found) < max_tokens and not matcher.is_stopped():
-            forced = matcher.compute_ff_tokens()[: max_tokens - len(found)]
-            num_guesses = 0 if forced else num_guesses + 1
-            if num_guesses > _MAX_GUESSES:
-                break
-            candidates = [forced] if forced else [[token] for token in followers.get(last, ())]
-            consumed = next((each[:n] for each in candidates if (n := matcher.try_consume_tokens(each))), None)
-            if consumed is None:
-                break
-            found += consumed
-            last = consumed[-1]
-        self.budget.spend(self.shared.clock() - start)
+        with self._charged():
+            matcher, num_guesses = self._matcher.deep_copy(), 0
+            while len(found) < max_tokens and not matcher.is_stopped():
+                forced = matcher.compute_ff_tokens()[: max_tokens - len(found)]
+                num_guesses = 0 if forced else num_guesses + 1
+                if num_guesses > _MAX_GUESSES:
+                    break
+                candidates = [forced] if forced else [[token] for token in followers.get(last, ())]
+                consumed = next((each[:n] for each in candidates if (n := matcher.try_consume_tokens(each))), None)
+                if consumed is None:
+                    break
+                found += consumed
+                last = consumed[-1]
         return found
 
     def num_before_end(self, token_ids: Sequence[int]) -> int:
@@ -153,12 +151,11 @@ class GrammarState:
 
         Changes nothing.
         """
-        start = self.shared.clock()
-        matcher = self._matcher.deep_copy()
-        count: int = matcher.try_consume_tokens(list(token_ids))
-        if count and matcher.is_stopped():
-            count -= 1
-        self.budget.spend(self.shared.clock() - start)
+        with self._charged():
+            matcher = self._matcher.deep_copy()
+            count: int = matcher.try_consume_tokens(list(token_ids))
+            if count and matcher.is_stopped():
+                count -= 1
         return count
 
     def fill_bitmask(self, bitmask: NDArray[np.int32], row: int, drafts: Sequence[int] = ()) -> float:
@@ -181,6 +178,13 @@ class GrammarState:
                 break
             fill_next_token_bitmask(matcher, bitmask, following)
         return self.shared.clock() - start
+
+    @contextmanager
+    def _charged(self) -> Iterator[None]:
+        """Charges the budget with the processor time of what is done within."""
+        start = self.shared.clock()
+        yield
+        self.budget.spend(self.shared.clock() - start)
 
 
 class GrammarCompiler:
