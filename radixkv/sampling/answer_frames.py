@@ -7,7 +7,7 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
-from radixkv.sampling.json_schema import locate_refusal, one_line, prepare_schema, without_patterns
+from radixkv.sampling.json_schema import json_options, locate_refusal, one_line, prepare_schema, without_patterns
 from radixkv.tools.grammar import AnswerFrame
 
 _log = logging.getLogger(__name__)
@@ -69,9 +69,11 @@ def framed(frame: str, content: str, refusal: Callable[[str], str | None]) -> st
 
 def _prepared(schema: Any) -> Any:
     try:
-        # A copy, because keywords that constrain nothing are removed from it.
-        return prepare_schema(json.loads(json.dumps(schema)))
+        # A copy, because it is rewritten.
+        prepared = prepare_schema(json.loads(json.dumps(schema)))
     except (TypeError, ValueError, RecursionError) as error:
         raise ValueError(
             f"tools: the parameters of {schema['title']!r:.200} cannot be read: {one_line(str(error))}"
         ) from error
+    prepared["x-guidance"] = {**json_options(prepared), **prepared["x-guidance"]}
+    return prepared

@@ -1,15 +1,22 @@
-"""Objects whose names are one of a few, in words that the compiler takes: it has no ``propertyNames``."""
+"""Names that an object may have, in words that the compiler takes: it has no ``propertyNames``."""
 
 from __future__ import annotations
 
-import itertools
+import re
 from typing import Any
 
+from radixkv.sampling.json_formats import replace_format
+from radixkv.sampling.json_patterns import rewrite_pattern
 from radixkv.sampling.json_references import References
+
+_NAME = r"(?:[\w -]|\\[-./$@:])+"
+# A pattern of one name or of a few: ^(red|dark-blue)$.
+_FEW = re.compile(rf"\^(?:({_NAME})|\((?:\?:)?({_NAME}(?:\|{_NAME})*)\))\$", re.ASCII)
+_OF_NAMES = frozenset({"type", "format", "pattern", "minLength", "maxLength", "title", "description"})
 
 
 def replace_property_names(part: dict[str, Any], references: References) -> None:
-    """Make the names that an object may have its properties, in place, if it has no others.
+    """Make the names that an object may have its properties or their pattern, in place, if it has no others.
 
     Pydantic writes ``dict[Colour, int]`` in this way, zod ``z.record(z.enum([...]), ...)``. Names that are any text are no
     constraint.
@@ -24,21 +31,69 @@ def replace_property_names(part: dict[str, Any], references: References) -> None
     if names == {"type": "string"}:
         del part["propertyNames"]
         return
-    match names:
-        case {"enum": [*allowed]} if all(isinstance(name, str) for name in allowed):
-            pass
-        case {"const": str() as name}:
-            allowed = [name]
-        case _:
-            return
-    definitions = references.whole.get("$defs", {})
-    if not isinstance(definitions, dict) or "properties" in part or "patternProperties" in part:
+    if not isinstance(names, dict) or "properties" in part or "patternProperties" in part:
         return
     values = part.get("additionalProperties", True)
-    if not isinstance(values, bool):
-        key = next(key for key in map("values-{}".format, itertools.count()) if key not in definitions)
-        references.whole["$defs"] = definitions | {key: values}
-        values = {"$ref": f"#/$defs/{key}"}
-    part["properties"] = dict.fromkeys(allowed, values)
+    match names:
+        case {"enum": [*allowed]} if all(isinstance(name, str) for name in allowed):
+            schema = references.shared("values", values)
+            if schema is None:
+                return
+            part["properties"] = dict.fromkeys(allowed, schema)
+        case {"const": str() as name}:
+            part["properties"] = {name: values}
+        case _:
+            pattern = _pattern_of(names)
+            if pattern is None:
+                return
+            part["patternProperties"] = {pattern: values}
     part["additionalProperties"] = False
     del part["propertyNames"]
+
+
+def replace_patterns_of_few_names(part: dict[str, Any], references: References) -> None:
+    """Make patterns that only a few names match properties, in place: where all have been used, the compiler expects more.
+
+    Args:
+        part: a schema, perhaps with ``patternProperties``.
+        references: of the schema that it is a part of.
+    """
+    patterns, properties = part.get("patternProperties"), part.get("properties", {})
+    # The compiler counts properties only where all are required.
+    if (
+        not isinstance(patterns, dict)
+        or not isinstance(properties, dict)
+        or {"minProperties", "maxProperties"} & set(part)
+    ):
+        return
+    for pattern, values in [*patterns.items()]:
+        found = _FEW.fullmatch(pattern)
+        schema = references.shared("values", values) if found else None
+        if found is None or schema is None:
+            continue
+        for name in (found[1] or found[2]).replace("\\", "").split("|"):
+            properties = {**properties, name: {"allOf": [properties[name], schema]} if name in properties else schema}
+        part["properties"] = properties
+        del patterns[pattern]
+    if not patterns:
+        del part["patternProperties"]
+
+
+def _pattern_of(names: dict[str, Any]) -> str | None:
+    """The pattern that says the same as a schema of names; None: there is none."""
+    if not set(names) <= _OF_NAMES or names.get("type", "string") != "string":
+        return None
+    rewritten = dict(names)
+    replace_format(rewritten)
+    rewrite_pattern(rewritten)
+    shortest, longest = rewritten.get("minLength", 0), rewritten.get("maxLength", "")
+    match rewritten:
+        case {"format": _} | {"allOf": _}:
+            return None
+        case {"pattern": str() as pattern} if shortest == 0 and longest == "":
+            return pattern
+        case {"pattern": _}:
+            return None
+    if isinstance(shortest, int) and isinstance(longest, int | str):
+        return f"^(?s:.{{{shortest},{longest}}})$"
+    return None

@@ -26,11 +26,12 @@ _NOT_AHEAD = MappingProxyType(
         r".*\.\.": r"^([^.]|\.[^.])*\.?$",
     }
 )
-# Pydantic, of a decimal number with limits: what lies ahead only repeats what follows.
+# Pydantic, of a decimal number with limits: what lies ahead is the number of all digits, without zeros at the end.
 _DIGITS = re.compile(
-    r"\(\?:(?P<whole>\\d\{0,(?P<most>\d+)\})\|"
-    r"\(\?=\[\\d\.\]\{1,(?P<ahead>\d+)\}0\*\$\)(?P<parts>\\d\{0,(?P=most)\}\\\.\\d\{0,(?P<places>\d+)\}0\*)\$\)$"
+    r"\(\?:(?P<whole>\\d\{0,(?P<most>\d+)\})\|\(\?=\[\\d\.\]\{1,(?P<ahead>\d+)\}0\*\$\)"
+    r"\\d(?:(?P<any>\*)|\{0,(?P=most)\})\\\.\\d(?:\*|\{0,(?P<places>\d+)\})0\*\$\)$"
 )
+_MAX_DIGITS = 100
 
 
 def rewrite_pattern(part: dict[str, Any]) -> None:
@@ -42,7 +43,7 @@ def rewrite_pattern(part: dict[str, Any]) -> None:
     if not isinstance(pattern, str):
         return
     others = []
-    rest = _DIGITS.sub(_without_repetition, pattern)
+    rest = _DIGITS.sub(_without_lookahead, pattern)
     while found := _LOOKAHEAD.match(rest):
         other = f"^({found['ahead']})" if found["sign"] == "=" else _NOT_AHEAD.get(found["ahead"])
         if other is None:
@@ -78,10 +79,17 @@ def _include_lengths(part: dict[str, Any]) -> None:
         part.pop("maxLength", None)
 
 
-def _without_repetition(digits: re.Match[str]) -> str:
-    if int(digits["most"]) + 1 + int(digits["places"]) > int(digits["ahead"]):  # it says more than what follows
+def _without_lookahead(digits: re.Match[str]) -> str:
+    most, total = int(digits["most"]), int(digits["ahead"]) - 1  # of which one is the point
+    if total > _MAX_DIGITS:
         return digits[0]
-    return f"(?:{digits['whole']}|{digits['parts']})$"
+    most = total if digits["any"] else min(most, total)
+    places = total if digits["places"] is None else int(digits["places"])
+    if most + places <= total:
+        parts = [rf"\d{{0,{most}}}\.\d{{0,{places}}}0*"]
+    else:
+        parts = [rf"\d{{{whole}}}\.\d{{0,{min(places, total - whole)}}}0*" for whole in range(most + 1)]
+    return f"(?:{'|'.join([digits['whole'], *parts])})$"
 
 
 def _has_alternatives(pattern: str) -> bool:

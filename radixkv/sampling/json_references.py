@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 from urllib.parse import unquote
 
@@ -24,6 +25,21 @@ class References:
         if reference not in self._targets:
             self._targets[reference] = self._follow(reference)
         return self._targets[reference]
+
+    def shared(self, name: str, schema: Any) -> Any:
+        """The schema by reference, for several places; it becomes a definition of the whole. None: that has no place for it.
+
+        Args:
+            name: how the definition's name begins.
+        """
+        if isinstance(schema, bool):
+            return schema
+        definitions = self.whole.get("$defs", {})
+        if not isinstance(definitions, dict):
+            return None
+        key = next(key for key in map(f"{name}-{{}}".format, itertools.count()) if key not in definitions)
+        self.whole["$defs"] = definitions | {key: schema}
+        return {"$ref": f"#/$defs/{key}"}
 
     def _follow(self, reference: str) -> Any:
         part = self.whole

@@ -5,13 +5,19 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from radixkv.sampling.json_alternatives import replace_one_of
-from radixkv.sampling.json_names import replace_property_names
+from radixkv.sampling.json_formats import replace_format
+from radixkv.sampling.json_names import replace_patterns_of_few_names, replace_property_names
 from radixkv.sampling.json_numbers import limit_bounds, unusable_number
 from radixkv.sampling.json_patterns import rewrite_pattern
 from radixkv.sampling.json_references import References
+from radixkv.sampling.json_unique import replace_unique_items
+from radixkv.tools.grammar import JSON_WHITESPACE
+
+if TYPE_CHECKING:
+    from llguidance._lib import JsonCompileOptions
 
 # Compile time grows with the square of a name's or regular expression's length: 0.2 s for the longest allowed.
 MAX_NAME_CHARACTERS = 8_192
@@ -38,10 +44,20 @@ _SCHEMAS = (
     "else",
 )
 _OF_STRINGS = ("pattern", "minLength", "maxLength")
-# Formats that say how to show a value, and nothing about what it may be.
-_ANNOTATION_FORMATS = frozenset({"password", "path", "binary"})
 # Keywords that say nothing about values, but that the compiler refuses beside a reference to what it is part of.
 _ANNOTATIONS = frozenset({"deprecated", "discriminator", "example", "nullable"})
+# Characters, in JSON, that have no escape but their number.
+_NUMBERED = re.compile(r"\\u00[01]|\x7f")
+
+
+def json_options(schema: Any) -> JsonCompileOptions:
+    """How JSON of a schema is written, as options for llguidance.
+
+    Numbers of characters are left out, except where the schema needs them: llguidance would let a name that is written with
+    one pass for a name that no property has.
+    """
+    escapes = 'nrbtf\\"' + ("u" if _NUMBERED.search(json.dumps(schema)) else "")
+    return {"whitespace_pattern": JSON_WHITESPACE, "json_allowed_escapes": escapes}
 
 
 def prepare_schema(schema: Any) -> Any:
@@ -55,16 +71,15 @@ def prepare_schema(schema: Any) -> Any:
     references = References(schema)
     for _, part in [*_subschemas(schema)]:
         replace_property_names(part, references)
+        replace_patterns_of_few_names(part, references)
     objects = _objects(schema)
     _check_sizes(objects)
     for part in objects:
         limit_bounds(part)
     for _, part in _subschemas(schema):
-        if isinstance(part.get("format"), str) and part["format"] in _ANNOTATION_FORMATS:
-            del part["format"]
-        if part.get("uniqueItems") is False:
-            del part["uniqueItems"]
+        replace_format(part)
         rewrite_pattern(part)
+        replace_unique_items(part, references)
         replace_one_of(part, references)
         for keyword in _ANNOTATIONS & set(part):
             del part[keyword]
@@ -88,6 +103,24 @@ def parts_with_patterns(schema: Any) -> Iterator[tuple[dict[str, Any], str]]:
             others = part.get("additionalProperties") is not False
             alone = {"patternProperties": dict.fromkeys(names, True), "additionalProperties": others}
             yield _in_object({"type": "object", **alone}, '{"')
+
+
+def parts_with_more_names(schema: Any) -> Iterator[tuple[dict[str, Any], str]]:
+    """The objects anywhere in a schema that have properties, and others whose names match patterns.
+
+    Returns:
+        For each: a schema of an object of which it is the only property, and how such an object begins, up to where one of
+        the others may follow.
+    """
+    for part in _objects(schema):
+        names, patterns = sorted(_names(part, "properties")), part.get("patternProperties")
+        if names and isinstance(patterns, dict) and patterns:
+            alone = {
+                "properties": {**dict.fromkeys(names, False), names[0]: True},
+                "patternProperties": {pattern: values is not False for pattern, values in patterns.items()},
+                "additionalProperties": part.get("additionalProperties") is not False,
+            }
+            yield _in_object({"type": "object", **alone}, f"{{{json.dumps(names[0])}:1,")
 
 
 def not_to_compile(schema: Any) -> str | None:

@@ -7,10 +7,9 @@ import re
 from collections.abc import Iterator
 from typing import Any, Literal, NamedTuple
 
-from radixkv.sampling.json_schema import MAX_NAME_CHARACTERS, one_line, prepare_schema
+from radixkv.sampling.json_schema import MAX_NAME_CHARACTERS, json_options, one_line, prepare_schema
 from radixkv.sampling.structural_tag import structural_tag_grammar
 from radixkv.sampling_params import StructuredOutputsParams
-from radixkv.tools.grammar import JSON_WHITESPACE
 
 _MAX_CHARACTERS = 131_072
 _SCHEMA = re.compile(r"%json\s*(?=\{)")
@@ -78,7 +77,7 @@ def _schema_grammar(schema: Any) -> str:
     # Only object schemas accept options; the schemas true and false allow everything and nothing.
     if isinstance(schema, bool):
         return LLMatcher.grammar_from_json_schema(json.dumps(schema))
-    return LLMatcher.grammar_from_json_schema(json.dumps(schema), defaults={"whitespace_pattern": JSON_WHITESPACE})
+    return LLMatcher.grammar_from_json_schema(json.dumps(schema), defaults=json_options(schema))
 
 
 def _regex_grammar(text: str) -> str:

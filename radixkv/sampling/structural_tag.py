@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from radixkv.sampling.json_schema import prepare_schema
-from radixkv.tools.grammar import JSON_WHITESPACE
+from radixkv.sampling.json_schema import json_options, prepare_schema
 
 
 def structural_tag_grammar(tag: Any) -> str:
@@ -39,7 +38,7 @@ def structural_tag_grammar(tag: Any) -> str:
         schema = prepare_schema(structure["schema"])
         if isinstance(schema, bool):
             raise ValueError(f"expected 'schema' to be an object, got {schema}")
-        schema = {"x-guidance": {"whitespace_pattern": JSON_WHITESPACE}, **schema}
+        schema = {"x-guidance": json_options(schema), **schema}
         tags.append(StructTag(trigger=trigger, begin=begin, grammar=schema, end=end))
     # As text: special tokens are markers of the chat template, and no answer contains them.
     grammar: str = LLMatcher.grammar_from_lark(StructTag.to_grammar(tags, assume_special=False))

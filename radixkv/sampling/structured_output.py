@@ -33,7 +33,13 @@ from radixkv.model.text_interface import TextInterface
 from radixkv.sampling.answer_frames import frame_text, framed
 from radixkv.sampling.grammar_budget import GrammarBudget
 from radixkv.sampling.grammar_tokenizer import grammar_tokenizer
-from radixkv.sampling.json_schema import locate_refusal, not_to_compile, one_line, parts_with_patterns
+from radixkv.sampling.json_schema import (
+    locate_refusal,
+    not_to_compile,
+    one_line,
+    parts_with_more_names,
+    parts_with_patterns,
+)
 from radixkv.sampling.specification import Specification
 from radixkv.sampling_params import StructuredOutputsParams
 from radixkv.threads import run_with_deep_stack
@@ -283,7 +289,16 @@ class GrammarCompiler:
         costly = _is_costly(matcher.deep_copy(), []) or any(
             _is_costly(_matcher(tokenizer, grammar), tokenizer.tokenize_str(begin)) for grammar, begin in begun.items()
         )
-        return _TOO_MUCH_WORK if costly else None
+        if costly:
+            return _TOO_MUCH_WORK
+        for part, begin in itertools.chain.from_iterable(map(parts_with_more_names, schemas)):
+            alone = _matcher(tokenizer, _grammar_of_schema(part))
+            tokens, quote = tokenizer.tokenize_str(begin), tokenizer.tokenize_str('"')
+            # The compiler lets a comma follow, whether or not there is a name that may follow the comma.
+            if alone.try_consume_tokens(tokens) == len(tokens) and not alone.try_consume_tokens(quote):
+                patterns = ", ".join(part["properties"]["x"]["patternProperties"])
+                return f"no name that is not among the properties matches patternProperties ({patterns:.80})"
+        return None
 
 
 def _grammar_of_schema(schema: Any) -> str:

@@ -3,23 +3,15 @@
 from __future__ import annotations
 
 import json
-from enum import StrEnum
 from typing import Annotated, Any, Literal
 
 import jsonschema
-import numpy as np
 import pytest
 from pydantic import BaseModel, Field
+from support.schemas import accepts
 
 from radixkv import LLM, StructuredOutputsParams
-from radixkv.sampling.answer_frames import frame_text, framed
 from radixkv.sampling.json_schema import prepare_schema
-from radixkv.tools.grammar import AnswerFrame
-
-# Pydantic 2.12 and 2.13 wrote these of a decimal number; zod writes the last of an address.
-DECIMAL = r"^(?!^[-+.]*$)[+-]?0*\d*\.?\d*$"
-PRICE = r"^(?!^[-+.]*$)[+-]?0*(?:\d{0,4}|(?=[\d.]{1,7}0*$)\d{0,4}\.\d{0,2}0*$)"
-ADDRESS = r"^(?!\.)(?!.*\.\.)([A-Za-z0-9_'+\-\.]*)[A-Za-z0-9_+-]@([A-Za-z0-9][A-Za-z0-9\-]*\.)+[A-Za-z]{2,}$"
 
 
 class Leaf(BaseModel):
@@ -52,25 +44,6 @@ class Owner(BaseModel):
     pet: Annotated[Annotated[Black | White, Field(discriminator="colour")] | Dog, Field(discriminator="species")]
 
 
-def accepts(llm: LLM, schema: Any, value: Any) -> bool:
-    """Whether an answer may be this value."""
-    token_ids = llm.get_tokenizer()(json.dumps(value, ensure_ascii=False), add_special_tokens=False)["input_ids"]
-    state = llm.engine.grammars.compile(StructuredOutputsParams(json=schema))
-    bitmask = np.zeros((1, -(-state.num_tokens // 32)), dtype=np.int32)
-    for token_id in [*token_ids, llm.get_tokenizer().eos_token_id]:
-        state.fill_bitmask(bitmask, 0)
-        if state.complete:
-            return token_id == llm.get_tokenizer().eos_token_id
-        if not bitmask[0, token_id // 32] >> (token_id % 32) & 1:
-            return False
-        state.advance(token_id)
-    return True
-
-
-def one_string(**keywords: Any) -> dict[str, Any]:
-    return {"type": "object", "properties": {"a": {"type": "string", **keywords}}, "required": ["a"]}
-
-
 def test_of_a_discriminated_union_one_alternative_is_answered(llm: LLM) -> None:
     """Pydantic's were refused: which alternatives exclude each other was not found out behind references."""
     schema = Owner.model_json_schema()
@@ -97,9 +70,15 @@ def test_of_a_discriminated_union_one_alternative_is_answered(llm: LLM) -> None:
         [{"$ref": "#/$defs/a"}, {"$ref": "https://example.com/b"}],
         [{"$ref": "#/$defs/a"}, {"$ref": "#/$defs/circle"}],
         [{"$ref": "#/$defs/a"}, True],
+        [{"$ref": "#/$defs/a"}, {"$ref": "#/$defs/b"}],
+        [{"type": "integer"}, {"type": "number"}],
+        [{"type": ["object", "null"]}, {"$ref": "#/$defs/a"}],
     ],
 )
-def test_alternatives_that_may_both_hold_are_not_taken_for_exclusive(alternatives: list[Any]) -> None:
+@pytest.mark.parametrize("discriminator", [{"propertyName": "kind"}, None])
+def test_alternatives_that_may_both_hold_are_not_taken_for_exclusive(
+    alternatives: list[Any], discriminator: Any
+) -> None:
     definitions = {
         "a": {"type": "object", "properties": {"kind": {"const": "a"}}},
         "untyped": {"properties": {"kind": {"const": "b"}}},
@@ -110,51 +89,68 @@ def test_alternatives_that_may_both_hold_are_not_taken_for_exclusive(alternative
     assert "oneOf" in prepare_schema(json.loads(json.dumps(schema)))
 
 
+CAT = {"type": "object", "properties": {"kind": {"const": "cat"}, "lives": {"type": "integer"}}, "required": ["kind"]}
+DOG = {"type": "object", "properties": {"kind": {"enum": ["dog", "wolf"]}}, "additionalProperties": False}
+
+
 @pytest.mark.parametrize(
-    ("keywords", "allowed", "refused"),
+    ("definitions", "allowed", "refused"),
     [
-        ({"pattern": DECIMAL}, ["0", "-12.50", "+.5", "7."], ["", "-", ".", "+.", "1.2.3", "x"]),
-        ({"pattern": PRICE}, ["0", "-1234.50", "+.5", "007.2"], ["", "-.", "12345", "1.234", "x"]),
-        ({"pattern": r"^(?:\d{0,1}|(?=[\d.]{1,3}0*$)\d{0,1}\.\d{0,1}0*$)"}, ["1", "1.5", "1.50"], ["12", "1.25"]),
-        ({"pattern": ADDRESS}, ["a@b.de", "a.b+c@d-e.f.org"], [".a@b.de", "a..b@c.de", "a.@b.de", "a@b", "a@.de"]),
-        (
-            {"pattern": r"^(?=.*[A-Z])(?=.*(\d|[)]))[^ ]{3,8}$"},
-            ["A12", "bC)d"],
-            ["abc1", "ABC", "A1", "A 12", "ABCDEFGH1"],
-        ),
-        ({"pattern": r"^[\p{L} ]{1,50}$", "maxLength": 40}, ["é", 40 * "a"], ["", "a1", 41 * "a"]),
-        ({"pattern": r"^\p{L}+$", "minLength": 2, "maxLength": 40}, ["éa", 40 * "a"], ["a", 41 * "a"]),
-        ({"pattern": "^[a-z]{4}$", "maxLength": 9}, ["abcd"], ["abc", "abcde"]),
-        ({"pattern": "^[a-z]{2,}$", "minLength": 1}, ["ab", 60 * "a"], ["a"]),
+        ({"a": CAT, "b": DOG}, [{"kind": "cat", "lives": 9}, {"kind": "wolf"}, {}], [{"kind": "dog", "lives": 1}, 3]),
+        ({"a": CAT, "b": {"type": "string"}, "c": {"type": "null"}}, [{"kind": "cat"}, "x", None], [1, {}, []]),
+        ({"a": {"anyOf": [CAT, {"type": "array"}]}, "b": {"type": "integer"}}, [{"kind": "cat"}, [1], 2], ["x", {}]),
     ],
 )
-def test_a_pattern_means_what_it_says(
-    llm: LLM, keywords: dict[str, Any], allowed: list[str], refused: list[str]
+def test_alternatives_that_exclude_each_other_need_no_named_discriminator(
+    llm: LLM, definitions: dict[str, Any], allowed: list[Any], refused: list[Any]
 ) -> None:
-    """Those with lookaheads were refused, and lengths beside classes of letters were too much work."""
-    schema = one_string(**keywords)
-    for text in allowed:
-        if "p{L}" not in keywords["pattern"]:
-            jsonschema.validate({"a": text}, schema)
-        assert accepts(llm, schema, {"a": text}), text
-    for text in refused:
-        assert not accepts(llm, schema, {"a": text}), text
+    """Behind references, they were refused."""
+    schema = {"oneOf": [{"$ref": f"#/$defs/{name}"} for name in definitions], "$defs": definitions}
+    for value in allowed:
+        jsonschema.validate(value, schema)
+        assert accepts(llm, schema, value), value
+    for value in refused:
+        assert not accepts(llm, schema, value), value
 
 
 @pytest.mark.parametrize(
-    "pattern",
+    ("array", "allowed", "refused"),
     [
-        r"^(?!x).*$",
-        r"^(?=a)b|c$",
-        r"^a(?=b).$",
-        r"^(?=((a)))a$",
-        r"^(?<=a)b$",
-        r"^(?:\d{0,1}|(?=[\d.]{1,3}0*$)\d{0,1}\.\d{0,5}0*$)",
+        ({"items": {"$ref": "#/$defs/size"}}, [[], ["s"], ["l", "s"]], [["s", "s"], ["x"], ["s", "l", "s"]]),
+        ({"items": {"type": "boolean"}, "minItems": 1}, [[True], [True, False]], [[], [True, True]]),
+        ({"items": {"enum": [1, 2, 3, 4]}, "maxItems": 2}, [[4, 1], []], [[1, 1], [1, 2, 3]]),
+        ({"items": {"type": "string"}, "maxItems": 1}, [[], ["a"]], [["a", "b"]]),
     ],
 )
-def test_what_other_words_cannot_say_is_refused(llm: LLM, pattern: str) -> None:
-    with pytest.raises(ValueError, match=r"json cannot be followed: .*look-around"):
-        llm.engine.grammars.compile(StructuredOutputsParams(json=one_string(pattern=pattern)))
+def test_arrays_of_a_few_different_values_are_enforced(
+    llm: LLM, array: dict[str, Any], allowed: list[Any], refused: list[Any]
+) -> None:
+    """Pydantic's sets of literals were refused."""
+    schema = {"type": "array", "uniqueItems": True, **array, "$defs": {"size": {"type": "string", "enum": ["s", "l"]}}}
+    for value in allowed:
+        jsonschema.validate(value, schema)
+        assert accepts(llm, schema, value), value
+    for value in refused:
+        assert not accepts(llm, schema, value), value
+
+
+@pytest.mark.parametrize(
+    "array",
+    [
+        {"items": {"type": "string"}},
+        {"items": {"enum": [1, 2, 3, 4, 5]}},
+        {"items": {"enum": [1, True]}},
+        {"items": {"enum": [1, 2], "maximum": 1}},
+        {"items": {"enum": ["a"], "type": "integer"}},
+        {"items": {"$ref": "#/$defs/nothing"}},
+        {"items": {"enum": [1]}, "prefixItems": [{}]},
+        {"items": {"enum": [1]}, "type": ["array", "null"]},
+    ],
+)
+def test_other_arrays_of_different_items_are_refused(llm: LLM, array: dict[str, Any]) -> None:
+    schema = {"type": "array", "uniqueItems": True, **array}
+    with pytest.raises(ValueError, match="#/uniqueItems: this cannot be enforced"):
+        llm.engine.grammars.compile(StructuredOutputsParams(json=schema))
 
 
 def test_values_that_only_look_like_schemas_are_not_limited(llm: LLM) -> None:
@@ -168,78 +164,6 @@ def test_values_that_only_look_like_schemas_are_not_limited(llm: LLM) -> None:
         prepare_schema({"properties": {"default": {"properties": names}}})
     with pytest.raises(ValueError, match="at most 1000 properties"):
         prepare_schema({"$ref": "#/examples/0", "examples": [data]})
-
-
-class Colour(StrEnum):
-    RED = "red"
-    DARK_BLUE = "dark/blue"
-
-
-class Stock(BaseModel):
-    numbers: dict[Colour, dict[Literal["small", "large"], int]]
-    labels: dict[Literal["only"], str] = {}
-
-
-def test_names_that_are_one_of_a_few_are_enforced(llm: LLM) -> None:
-    """Pydantic's dictionaries whose keys are members of an enumeration, or literals, were refused."""
-    schema = Stock.model_json_schema()
-    for value in (
-        {"numbers": {}},
-        {"numbers": {"dark/blue": {"small": 1, "large": 2}}, "labels": {"only": "a"}},
-        {"numbers": {"red": {}, "dark/blue": {"large": 3}}},
-    ):
-        jsonschema.validate(value, schema)
-        assert accepts(llm, schema, value), value
-    for value in (
-        {"numbers": {"green": {}}},
-        {"numbers": {"red": {"medium": 1}}},
-        {"numbers": {"red": {"small": "1"}}},
-        {"numbers": {}, "labels": {"other": "a"}},
-    ):
-        assert not accepts(llm, schema, value), value
-
-
-@pytest.mark.parametrize(
-    "keywords",
-    [
-        {"properties": {"a": {}}},
-        {"patternProperties": {"^a": {}}},
-        {"propertyNames": {"enum": ["a", 1]}},
-        {"propertyNames": {"pattern": "^a"}},
-        {"propertyNames": {"$ref": "#/$defs/nothing"}},
-    ],
-)
-def test_other_constraints_on_names_stay_as_they_are(keywords: dict[str, Any]) -> None:
-    schema = {"propertyNames": {"enum": ["a"]}, "additionalProperties": {"type": "string"}, **keywords}
-    assert prepare_schema(json.loads(json.dumps(schema))) == schema
-
-
-def test_names_that_are_one_of_a_few_keep_the_definitions_that_there_are(llm: LLM) -> None:
-    numbers = {"propertyNames": {"const": "n"}, "additionalProperties": {"type": "integer"}}
-    schema = {"$ref": "#/$defs/values-0", "$defs": {"values-0": {"type": "object", **numbers}}}
-    assert accepts(llm, schema, {"n": 1})
-    assert not accepts(llm, schema, {"n": "1"})
-    assert not accepts(llm, schema, {"m": 1})
-
-
-def test_formats_that_every_string_has_are_accepted(llm: LLM) -> None:
-    """Pydantic's of a path and of bytes were refused."""
-    for name in ("path", "binary", "password"):
-        assert accepts(llm, one_string(format=name), {"a": "x/y"})
-
-
-def test_of_a_tool_s_schema_that_is_refused_the_patterns_alone_are_left_to_the_model(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    """All arguments were: one such pattern, and neither types nor names were enforced."""
-    guidance = {"whitespace_pattern": " ?", "lenient": True}
-    schema = {**one_string(pattern="^(?!x)"), "title": "f", "x-guidance": guidance}
-    frame = frame_text(AnswerFrame("start: @f", {"f": schema}))
-    grammars = json.loads(framed(frame, "", lambda text: "look-around" if "(?!x)" in text else None))
-    assert grammars["grammars"][1]["json_schema"] == {**one_string(), "title": "f", "x-guidance": guidance}
-    assert caplog.messages == [
-        "the parameters of 'f' cannot be enforced: look-around; its patterns, and lengths beside them, are left to the model"
-    ]
 
 
 @pytest.mark.parametrize("value", [2**53 + 1, -(10**18) - 1, 2**63, -(2**63), -9.3e18])

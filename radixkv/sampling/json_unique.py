@@ -1,0 +1,58 @@
+"""Arrays whose items differ, in words that the compiler takes: it has no ``uniqueItems``."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+from radixkv.sampling.json_references import References
+
+# Of four values there are 65 arrays, of five 326.
+_MAX_VALUES = 4
+_OF_ARRAYS = ("items", "uniqueItems", "minItems", "maxItems")
+
+
+def replace_unique_items(part: dict[str, Any], references: References) -> None:
+    """Name all arrays that there may be, in place, if they consist of a few different values; leave out what says nothing.
+
+    Pydantic writes ``set[Literal["a", "b"]]`` in this way.
+
+    Args:
+        part: a schema, perhaps with ``uniqueItems``.
+        references: of the schema that it is a part of.
+    """
+    least, most = part.get("minItems", 0), part.get("maxItems", _MAX_VALUES)
+    if part.get("uniqueItems") is False or ("uniqueItems" in part and most in (0, 1)):
+        del part["uniqueItems"]
+    if part.get("uniqueItems") is not True or part.get("type") != "array" or "enum" in part or "prefixItems" in part:
+        return
+    values = _values(part.get("items"), references)
+    if not 0 < len(values) <= _MAX_VALUES or not isinstance(least, int) or not isinstance(most, int):
+        return
+    lengths = range(least, min(most, len(values)) + 1)
+    for keyword in _OF_ARRAYS:
+        part.pop(keyword, None)
+    part["enum"] = [list(array) for length in lengths for array in itertools.permutations(values, length)]
+
+
+def _values(schema: Any, references: References) -> list[Any]:
+    """The different values that a schema allows; none if they are not known, or may be equal to each other."""
+    if isinstance(schema, dict) and "$ref" in schema and set(schema) <= {"$ref", "title", "description"}:
+        schema = references.target_of(schema["$ref"])
+    match schema:
+        case {"type": "boolean", **others} if not others:
+            return [False, True]
+        case {"enum": [*values], **others} if set(others) <= {"type", "title", "description"}:
+            same_type = all(type(value) is type(values[0]) and isinstance(value, str | int) for value in values)
+            if same_type and _is_of_type(values[0], others.get("type")):
+                return list(dict.fromkeys(values))
+    return []
+
+
+def _is_of_type(value: str | int, kind: Any) -> bool:
+    match value:
+        case bool():
+            return kind in (None, "boolean")
+        case str():
+            return kind in (None, "string")
+    return kind in (None, "integer", "number")

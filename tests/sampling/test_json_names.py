@@ -1,0 +1,135 @@
+"""Names that the objects of a JSON schema may have: by enumerations, patterns and lengths."""
+
+from __future__ import annotations
+
+import json
+from enum import StrEnum
+from typing import Any, Literal
+
+import jsonschema
+import pytest
+from pydantic import BaseModel
+from support.schemas import accepts, accepts_text
+
+from radixkv import LLM, StructuredOutputsParams
+from radixkv.sampling.json_schema import prepare_schema
+
+
+class Colour(StrEnum):
+    RED = "red"
+    DARK_BLUE = "dark/blue"
+
+
+class Stock(BaseModel):
+    numbers: dict[Colour, dict[Literal["small", "large"], int]]
+    labels: dict[Literal["only"], str] = {}
+
+
+def test_names_that_are_one_of_a_few_are_enforced(llm: LLM) -> None:
+    """Pydantic's dictionaries whose keys are members of an enumeration, or literals, were refused."""
+    schema = Stock.model_json_schema()
+    for value in (
+        {"numbers": {}},
+        {"numbers": {"dark/blue": {"small": 1, "large": 2}}, "labels": {"only": "a"}},
+        {"numbers": {"red": {}, "dark/blue": {"large": 3}}},
+    ):
+        jsonschema.validate(value, schema)
+        assert accepts(llm, schema, value), value
+    for value in (
+        {"numbers": {"green": {}}},
+        {"numbers": {"red": {"medium": 1}}},
+        {"numbers": {"red": {"small": "1"}}},
+        {"numbers": {}, "labels": {"other": "a"}},
+    ):
+        assert not accepts(llm, schema, value), value
+
+
+@pytest.mark.parametrize(
+    "keywords",
+    [
+        {"properties": {"a": {}}},
+        {"patternProperties": {"^a": {}}},
+        {"propertyNames": {"enum": ["a", 1]}},
+        {"propertyNames": {"pattern": "^a", "maxLength": 3}},
+        {"propertyNames": {"format": "regex"}},
+        {"propertyNames": {"type": "integer"}},
+        {"propertyNames": {"$ref": "#/$defs/nothing"}},
+    ],
+)
+def test_other_constraints_on_names_stay_as_they_are(keywords: dict[str, Any]) -> None:
+    schema = {"propertyNames": {"enum": ["a"]}, "additionalProperties": {"type": "string"}, **keywords}
+    assert prepare_schema(json.loads(json.dumps(schema))) == schema
+
+
+def test_names_that_are_one_of_a_few_keep_the_definitions_that_there_are(llm: LLM) -> None:
+    numbers = {"propertyNames": {"const": "n"}, "additionalProperties": {"type": "integer"}}
+    schema = {"$ref": "#/$defs/values-0", "$defs": {"values-0": {"type": "object", **numbers}}}
+    assert accepts(llm, schema, {"n": 1})
+    assert not accepts(llm, schema, {"n": "1"})
+    assert not accepts(llm, schema, {"m": 1})
+
+
+@pytest.mark.parametrize(
+    ("names", "allowed", "refused"),
+    [
+        ({"pattern": "^a[0-9]+$"}, [{}, {"a1": 1}, {"a1": 1, "a22": 2}], [{"a": 1}, {"a1": "x"}, {"b1": 1}]),
+        ({"minLength": 1}, [{"a": 1}, {"a\nb": 1}], [{"": 1}, {"a": "x"}]),
+        ({"type": "string", "minLength": 2, "maxLength": 3}, [{"ab": 1}, {"abc": 1}], [{"a": 1}, {"abcd": 1}]),
+        ({"pattern": "^[a-z]+$", "maxLength": 2}, [{"ab": 1}], [{"abc": 1}, {"1": 1}]),
+        ({"format": "uuid4"}, [{"12345678-9abc-4def-8123-456789abcdef": 1}], [{"a": 1}]),
+        ({"$ref": "#/$defs/name"}, [{"x": 1}], [{"y": 1}]),
+    ],
+)
+def test_names_of_a_pattern_or_a_length_are_enforced(
+    llm: LLM, names: dict[str, Any], allowed: list[Any], refused: list[Any]
+) -> None:
+    """Pydantic's dictionaries of constrained strings, and zod's records of them, were refused."""
+    schema = {"type": "object", "propertyNames": names, "additionalProperties": {"type": "integer"}}
+    schema["$defs"] = {"name": {"type": "string", "pattern": "^x$"}}
+    for value in allowed:
+        assert accepts(llm, schema, value), value
+    for value in refused:
+        assert not accepts(llm, schema, value), value
+
+
+def test_patterns_of_names_that_are_properties_add_to_what_these_must_be(llm: LLM) -> None:
+    """After the last of them the answer failed: a comma could follow, and no name that was left matched."""
+    schema = {
+        "type": "object",
+        "properties": {"name": {"type": "string"}, "age": {"type": "integer"}},
+        "patternProperties": {"^name$": {"maxLength": 3}, "^(?:age|height|eye-colour)$": {"maximum": 300}},
+        "required": ["name"],
+        "additionalProperties": False,
+    }
+    for value in ({"name": "Ann"}, {"name": "Ann", "age": 3, "height": 180}, {"name": "", "eye-colour": 1}):
+        jsonschema.validate(value, schema)
+        assert accepts(llm, schema, value), value
+    for value in (
+        {"name": "Anna"},
+        {"name": "Ann", "age": 301},
+        {"name": "Ann", "height": 301},
+        {"name": "Ann", "x": 1},
+    ):
+        assert not accepts(llm, schema, value), value
+    assert not accepts_text(llm, StructuredOutputsParams(json=schema), '{"name": "Ann", ')
+
+
+def test_patterns_that_no_other_name_matches_are_refused(llm: LLM) -> None:
+    """Behind the properties, the answer failed."""
+    schema = {"type": "object", "patternProperties": {"^na?me?$": {"type": "integer"}}, "additionalProperties": False}
+    names = ["name", "nme", "nam", "nm"]
+    with pytest.raises(ValueError, match="json cannot be followed: no name that is not among the properties matches"):
+        llm.engine.grammars.compile(StructuredOutputsParams(json={**schema, "properties": dict.fromkeys(names, True)}))
+    assert accepts(llm, {**schema, "properties": dict.fromkeys(names[:3], True)}, {"name": 1, "nm": 3})
+
+
+def test_a_name_that_is_written_in_another_way_is_no_other_name(llm: LLM) -> None:
+    """Written with the number of a character, it could have any value."""
+    schema = {"type": "object", "properties": {"a": {"type": "integer"}}}
+    for name in ("patternProperties", "properties"):
+        spec = StructuredOutputsParams(
+            json={**schema, name: {"^a" if name == "patternProperties" else "a": {"type": "integer"}}}
+        )
+        assert accepts_text(llm, spec, '{"a": 1, "b\\n\\"": "x"}')
+        assert not accepts_text(llm, spec, '{"\\u0061": "x"}')
+    assert accepts_text(llm, StructuredOutputsParams(json={"enum": ["a\x01b"]}), r'"a\u0001b"')
