@@ -40,6 +40,7 @@ from radixkv.sampling.json_schema import (
     parts_with_more_names,
     parts_with_patterns,
 )
+from radixkv.sampling.lark_parts import numbered_parts
 from radixkv.sampling.specification import Specification
 from radixkv.sampling_params import StructuredOutputsParams
 from radixkv.threads import run_with_deep_stack
@@ -261,6 +262,10 @@ class GrammarCompiler:
         if reason is None:
             matcher = _matcher(tokenizer, content if frame is None else framed(frame, content, self._schema_refusal))
             reason = self._refusal_of(matcher, schemas)
+        if reason is None and spec is not None and spec.kind == "grammar":
+            reason = _TOO_MUCH_WORK if self._has_costly_part(content) else None
+        if reason is None and frame is None and all(token in self._loaded.eos_token_ids for token in _allowed(matcher)):
+            reason = "only the empty answer satisfies it"
         if reason is not None:
             name = "tools: their calls" if spec is None else f"structured_outputs: {spec.kind}"
             raise ValueError(f"{name} cannot be followed: {locate_refusal(schemas, reason)}")
@@ -300,6 +305,17 @@ class GrammarCompiler:
                 return f"no name that is not among the properties matches patternProperties ({patterns:.80})"
         return None
 
+    def _has_costly_part(self, grammar: str) -> bool:
+        """Whether a rule or a regular expression of a grammar in Lark's syntax takes too much work where it begins."""
+        from llguidance import LLMatcher
+
+        tokenizer = self._prepared_tokenizer()
+        grammar_of_parts, numbers = numbered_parts(grammar)
+        matcher = _matcher(tokenizer, LLMatcher.grammar_from_lark(grammar_of_parts))
+        if matcher.is_error():
+            return False
+        return any(_is_costly(matcher.deep_copy(), tokenizer.tokenize_str(number)) for number in numbers)
+
 
 def _grammar_of_schema(schema: Any) -> str:
     return json.dumps({"grammars": [{"json_schema": schema}]})
@@ -327,10 +343,15 @@ def _matcher(tokenizer: llguidance.LLTokenizer, grammar: str) -> llguidance.LLMa
 def _is_costly(matcher: llguidance.LLMatcher, begin: list[int]) -> bool:
     """Whether the beginning of an answer and one more token, the first that is allowed, take too much work."""
     matcher.consume_tokens(begin)
-    allowed = np.frombuffer(matcher.compute_bitmask(), dtype=np.uint8)
-    matcher.consume_token(int(np.unpackbits(allowed, bitorder="little").argmax()))
+    matcher.consume_token(next(_allowed(matcher), 0))
     matcher.compute_bitmask()
     return _refusal(matcher) == _TOO_MUCH_WORK
+
+
+def _allowed(matcher: llguidance.LLMatcher) -> Iterator[int]:
+    """The tokens that may come next."""
+    bits = np.unpackbits(np.frombuffer(matcher.compute_bitmask(), dtype=np.uint8), bitorder="little")
+    return map(int, bits.nonzero()[0])
 
 
 def _refusal(matcher: llguidance.LLMatcher) -> str | None:

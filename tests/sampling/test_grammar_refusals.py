@@ -106,6 +106,13 @@ def test_an_object_may_have_as_many_optional_properties_as_a_schema(llm: LLM) ->
         ({"grammar": ""}, "grammar cannot be followed: Empty grammar"),
         ({"grammar": "root ::= nowhere"}, "grammar cannot be read: Rule 'nowhere' not found"),
         ({"grammar": 'rule ::= "a"'}, "No 'root' rule found"),
+        # All but the first line of the rule was read as another rule, or as nothing.
+        ({"grammar": "root ::= "}, "grammar cannot be followed: only the empty answer satisfies it"),
+        ({"grammar": 'start: ""'}, "grammar cannot be followed: only the empty answer satisfies it"),
+        ({"regex": ""}, "regex cannot be followed: only the empty answer satisfies it"),
+        # These failed the answer where the rule, or the regular expression, began.
+        ({"grammar": f'start: /[c-f]+/ "b" deep\ndeep: "x" | /{"a?" * 3000 + "a" * 100}/\n'}, "take too much work"),
+        ({"grammar": 'start: /[c-f]+/ "b" /x/ DEEP\nDEEP: A~0..3000 "a"~100\nA: "a"\n'}, "take too much work"),
         ({"grammar": "start: start\n"}, "grammar cannot be followed: no answer satisfies it"),
         ({"json": Person}, "Person'>; Person.model_json_schema() is one"),
         ({"json": {"properties": {"a": Person}}}, "json cannot be read: expected a JSON schema"),
