@@ -106,12 +106,12 @@ class FloatProduct {
     static int64_t panel_bytes(int64_t inputs) { return inputs * kPanel * sizeof(T); }
 
     // sums[row][0..31] = x[row] . panel; sums of rows are next to each other.
-    void multiply(int64_t rows, const T* x, int64_t stride, const uint8_t* panel, int64_t inputs, float* sums) {
+    void multiply(int64_t rows, const Input<T>* x, int64_t stride, const uint8_t* panel, int64_t inputs, float* sums) {
         const auto* weights = reinterpret_cast<const T*>(panel);
         product_.multiply(rows, x, stride, weights, inputs, sums, kPanel, false, weights + inputs * kPanel);
     }
 
-    void multiply_packed(int64_t rows, const T* packed, const uint8_t* panel, int64_t inputs, float* sums) {
+    void multiply_packed(int64_t rows, const Input<T>* packed, const uint8_t* panel, int64_t inputs, float* sums) {
         const auto* weights = reinterpret_cast<const T*>(panel);
         for (int64_t start = 0; start < inputs; start += kPanelDepth<T>) {
             const int64_t count = std::min(kPanelDepth<T>, inputs - start);
@@ -132,8 +132,15 @@ void run(const Linear& linear, const std::vector<Chunk>& chunks) {
     const int64_t panel_bytes = Product::panel_bytes(linear.inputs);
     const bool packs = PanelProduct<T>::packs(most_rows);
     const int64_t num_tasks = units * int64_t(chunks.size()), at_once = tasks_at_once(num_tasks);
-    Scratch<T> x_packed(packs ? linear.rows * linear.inputs : 1);
     const auto* x = static_cast<const T*>(linear.x);
+    constexpr bool kConverts = !std::is_same_v<Input<T>, T>;
+    Scratch<Input<T>> prepared(packs || kConverts ? linear.rows * linear.inputs : 1);
+    const Input<T>* inputs = prepared.get();
+    if constexpr (kConverts) {
+        if (!packs) copy_inputs(x, linear.rows * linear.inputs, prepared.get());
+    } else if (!packs) {
+        inputs = x;
+    }
 #pragma omp parallel
     {
         if (packs) {
@@ -142,7 +149,7 @@ void run(const Linear& linear, const std::vector<Chunk>& chunks) {
 #pragma omp for schedule(static) nowait
                 for (int64_t row = 0; row < chunk.rows; row += block) {
                     const int64_t first = (chunk.first + row) * linear.inputs;
-                    PanelProduct<T>::pack(std::min(block, chunk.rows - row), x + first, linear.inputs, linear.inputs, x_packed.get() + first);
+                    PanelProduct<T>::pack(std::min(block, chunk.rows - row), x + first, linear.inputs, linear.inputs, prepared.get() + first);
                 }
             }
 #pragma omp barrier
@@ -156,9 +163,9 @@ void run(const Linear& linear, const std::vector<Chunk>& chunks) {
             compute_unit<T>(linear, chunk, task % units, sums, [&](int64_t panel, float* to) {
                 const auto* weights = static_cast<const uint8_t*>(linear.weight) + panel * panel_bytes;
                 if (packs)
-                    product.multiply_packed(chunk.rows, x_packed.get() + first, weights, linear.inputs, to);
+                    product.multiply_packed(chunk.rows, inputs + first, weights, linear.inputs, to);
                 else
-                    product.multiply(chunk.rows, x + first, linear.inputs, weights, linear.inputs, to);
+                    product.multiply(chunk.rows, inputs + first, linear.inputs, weights, linear.inputs, to);
             });
         };
         // If reading memory takes most of the time, each thread reads one contiguous part. Otherwise equal numbers of tasks are

@@ -18,15 +18,11 @@ void fetch_vector(const T* from, int64_t dim) {
     for (int64_t at = 0; at < dim; at += 64 / sizeof(T)) __builtin_prefetch(from + at);
 }
 
-// A vector and zeros up to a whole panel.
+// A vector's inputs and zeros up to a whole panel.
 template <typename T>
-void copy_padded(const T* from, int64_t dim, T* to) {
-    constexpr int64_t kLine = 64 / sizeof(T);
-    int64_t at = 0;
-    for (; at + kLine <= dim; at += kLine) std::memcpy(static_cast<void*>(to + at), from + at, 64);
-    if (at == padded(dim)) return;
-    std::memcpy(static_cast<void*>(to + at), from + at, (dim - at) * sizeof(T));
-    std::memset(static_cast<void*>(to + dim), 0, (padded(dim) - dim) * sizeof(T));
+void copy_padded(const T* from, int64_t dim, Input<T>* to) {
+    copy_inputs(from, dim, to);
+    if (dim < padded(dim)) std::memset(static_cast<void*>(to + dim), 0, (padded(dim) - dim) * sizeof(Input<T>));
 }
 
 // `count` keys into panels of 32 of them: [panels][words of a key][32 keys]. Missing keys and dimensions of a panel become zeros.
@@ -72,6 +68,7 @@ inline void pack_values(const float* const* values, const float* const* next, in
 // 32 numbers in bfloat16.
 typedef uint16_t Line __attribute__((vector_size(64)));
 
+#if defined(__AVX512F__)
 // Pairs of numbers of two lines: the first 16 pairs, and the others.
 inline Line first_pairs(Line even, Line odd) {
     return __builtin_shuffle(even, odd, Line{0, 32, 1, 33, 2,  34, 3,  35, 4,  36, 5,  37, 6,  38, 7,  39,
@@ -80,6 +77,21 @@ inline Line first_pairs(Line even, Line odd) {
 inline Line last_pairs(Line even, Line odd) {
     return __builtin_shuffle(even, odd, Line{16, 48, 17, 49, 18, 50, 19, 51, 20, 52, 21, 53, 22, 54, 23, 55,
                                              24, 56, 25, 57, 26, 58, 27, 59, 28, 60, 29, 61, 30, 62, 31, 63});
+}
+#endif
+
+// Pairs of numbers of two lines. Shuffles of registers that the processor does not have would be done number by number.
+inline void store_pairs(const Line& even, const Line& odd, BF16* to) {
+#if defined(__AVX512F__)
+    const Line lines[2] = {first_pairs(even, odd), last_pairs(even, odd)};
+    std::memcpy(static_cast<void*>(to), lines, sizeof lines);
+#else
+    const auto words = [](const Line& line, int at) { return widened(reinterpret_cast<const uint16_t*>(&line) + at); };
+    for (int at = 0; at < kPanel; at += kLanes) {
+        const U32 pairs = words(even, at) | words(odd, at) << 16;
+        std::memcpy(static_cast<void*>(to + 2 * at), &pairs, sizeof pairs);
+    }
+#endif
 }
 
 inline void pack_values(const BF16* const* values, const BF16* const* next, int count, int64_t dim, int64_t most_keys, BF16* panels) {
@@ -100,8 +112,7 @@ inline void pack_values(const BF16* const* values, const BF16* const* next, int 
             } else {
                 even = part(key, column), odd = part(key + 1, column);
             }
-            const Line lines[2] = {first_pairs(even, odd), last_pairs(even, odd)};
-            std::memcpy(static_cast<void*>(to), lines, sizeof lines);
+            store_pairs(even, odd, to);
         }
     }
 }

@@ -34,6 +34,24 @@ template <typename T>
 constexpr bool kAsTiles = kPairs<T> && kHasTiles;
 template <typename T>
 constexpr bool kAsPairs = kPairs<T> && kHasPairProducts;
+// What rows are kept as while they pass panels: where bfloat16 is multiplied in float32, each input would be converted again for
+// every few columns.
+template <typename T>
+using Input = std::conditional_t<kAsTiles<T> || kAsPairs<T>, T, float>;
+
+template <typename T>
+void copy_inputs(const T* from, int64_t count, Input<T>* to) {
+    if constexpr (std::is_same_v<T, Input<T>>) {
+        constexpr int64_t kLine = 64 / sizeof(T);
+        int64_t at = 0;
+        for (; at + kLine <= count; at += kLine) std::memcpy(static_cast<void*>(to + at), from + at, 64);
+        if (at < count) std::memcpy(static_cast<void*>(to + at), from + at, (count - at) * sizeof(T));
+    } else {
+        int64_t at = 0;
+        for (; at + kLanes <= count; at += kLanes) store(to + at, load(from + at));
+        for (; at < count; at++) to[at] = to_float(from[at]);
+    }
+}
 
 constexpr int kPanelVectors = kPanel / kLanes;
 
@@ -119,7 +137,7 @@ void multiply_tile(const float* x, int64_t stride, const float* panel, int64_t i
 }
 
 template <int ROWS, int WIDTH, typename Rows>
-void multiply_tile(const BF16* x, int64_t stride, const BF16* panel, int64_t inputs, float* sums, int64_t sum_stride, bool add,
+void multiply_tile(const Input<BF16>* x, int64_t stride, const BF16* panel, int64_t inputs, float* sums, int64_t sum_stride, bool add,
                    [[maybe_unused]] Upcoming upcoming) {
     F32 total[ROWS][WIDTH];
     load_sums(total, sums, sum_stride, add);
@@ -143,16 +161,17 @@ void multiply_tile(const BF16* x, int64_t stride, const BF16* panel, int64_t inp
         }
 #else
         // First the even inputs of all rows, then the odd ones: a pair at a time, there would not be registers for both.
+#pragma GCC unroll 2
         for (int odd = 0; odd < 2; odd++) {
             F32 weights[WIDTH];
 #pragma GCC unroll 4
             for (int i = 0; i < WIDTH; i++) {
                 const U32 words = load_as<U32>(line + i * 2 * kLanes);
-                weights[i] = reinterpret_cast<F32>(odd ? words & 0xffff0000 : words << 16);
+                weights[i] = reinterpret_cast<F32>(odd ? words & kUpperHalf : words << 16);
             }
 #pragma GCC unroll 16
             for (int row = 0; row < ROWS; row++) {
-                const F32 input = broadcast(to_float(x[Rows::at(row, pair, stride / 2) * 2 + odd]));
+                const F32 input = broadcast(x[Rows::at(row, 2 * pair + odd, stride)]);
 #pragma GCC unroll 4
                 for (int i = 0; i < WIDTH; i++) total[row][i] += input * weights[i];
             }
@@ -167,14 +186,15 @@ constexpr int width_of(int64_t rows) { return kLanes == 16 || rows <= 2 ? kPanel
 
 // sums[row][0..31] (+)= x[row] . panel, for ROWS rows.
 template <int ROWS, template <int> typename Rows, typename T>
-void multiply(const T* x, int64_t stride, const T* panel, int64_t inputs, float* sums, int64_t sum_stride, bool add, Upcoming upcoming) {
+void multiply(const Input<T>* x, int64_t stride, const T* panel, int64_t inputs, float* sums, int64_t sum_stride, bool add,
+              Upcoming upcoming) {
     constexpr int kWidth = width_of(ROWS);
     for (int column = 0; column < kPanel; column += kWidth * kLanes)
         multiply_tile<ROWS, kWidth, Rows<ROWS>>(x, stride, panel + column * (4 / sizeof(T)), inputs, sums + column, sum_stride, add, upcoming);
 }
 
 template <template <int> typename Rows, typename T, int ROWS = kMaxRows>
-void multiply_rows(int rows, const T* x, int64_t stride, const T* panel, int64_t inputs, float* sums, int64_t sum_stride, bool add,
+void multiply_rows(int rows, const Input<T>* x, int64_t stride, const T* panel, int64_t inputs, float* sums, int64_t sum_stride, bool add,
                    Upcoming upcoming = {}) {
     if constexpr (ROWS > 1) {
         if (rows < ROWS) return multiply_rows<Rows, T, ROWS - 1>(rows, x, stride, panel, inputs, sums, sum_stride, add, upcoming);
@@ -190,7 +210,7 @@ class PanelProduct {
 
     // sums[row][0..31] (+)= x[row] . panel. Rows are stride and sum_stride apart. The panel that is read next, or null, is
     // `next`.
-    void multiply(int64_t rows, const T* x, int64_t stride, const T* panel, int64_t inputs, float* sums, int64_t sum_stride,
+    void multiply(int64_t rows, const Input<T>* x, int64_t stride, const T* panel, int64_t inputs, float* sums, int64_t sum_stride,
                   bool add = false, const T* next = nullptr) {
         const int64_t block = rows_at_once(rows);
         Ahead ahead(next, inputs * kPanel * int64_t(sizeof(T)), (rows + block - 1) / block * ((inputs + 31) / 32));
@@ -214,10 +234,10 @@ class PanelProduct {
     // Whether that many rows should be packed first, so that they are read in one stream. AMX gains nothing.
     static bool packs(int64_t rows) { return rows > kMaxRows && rows_at_once(rows) <= kMaxRows; }
 
-    // Up to `kMaxRows` rows, word by word; a word is two inputs in bfloat16.
-    static void pack(int64_t rows, const T* x, int64_t stride, int64_t inputs, T* to) {
-        constexpr int64_t kWord = 4 / sizeof(T);
-        const int64_t words = inputs / kWord;
+    // Up to `kMaxRows` rows, word by word; a word is two inputs in bfloat16, unless they become float32 here.
+    static void pack(int64_t rows, const T* x, int64_t stride, int64_t inputs, Input<T>* to) {
+        constexpr int64_t kWord = 4 / sizeof(T), kParts = sizeof(Input<T>) / sizeof(T);
+        const int64_t words = inputs / kWord, size = words * kParts * rows;
         auto* out = reinterpret_cast<uint32_t*>(to);
         int64_t word = 0;
         for (; word + kLanes <= words; word += kLanes) {
@@ -225,18 +245,32 @@ class PanelProduct {
             for (int i = 0; i < kLanes; i++) lines[i] = i < rows ? load_as<U32>(x + i * stride + word * kWord) : U32{};
             transpose(lines, columns);
             // What is behind a word's rows is overwritten by the next one, but not what is behind the last.
-            const bool whole = (word + kLanes - 1) * rows + kLanes <= words * rows;
-            for (int i = 0; i < kLanes; i++)
-                std::memcpy(out + (word + i) * rows, &columns[i], whole ? sizeof columns[i] : rows * 4);
+            const bool whole = ((word + kLanes) * kParts - 1) * rows + kLanes <= size;
+            const auto write = [&](int64_t at, U32 column) { std::memcpy(out + at, &column, whole ? sizeof column : rows * 4); };
+            for (int i = 0; i < kLanes; i++) {
+                const int64_t at = (word + i) * kParts * rows;
+                if constexpr (kParts == 1) {
+                    write(at, columns[i]);
+                } else {
+                    write(at, columns[i] << 16);
+                    write(at + rows, columns[i] & kUpperHalf);
+                }
+            }
         }
         for (; word < words; word++)
-            for (int64_t row = 0; row < rows; row++) std::memcpy(out + word * rows + row, x + row * stride + word * kWord, 4);
+            for (int64_t row = 0; row < rows; row++) {
+                const T* from = x + row * stride + word * kWord;
+                if constexpr (kParts == 1)
+                    std::memcpy(out + word * rows + row, from, 4);
+                else
+                    for (int64_t i = 0; i < kWord; i++) to[(word * kWord + i) * rows + row] = to_float(from[i]);
+            }
     }
 
     // As `multiply`, with rows packed `rows_at_once(rows)` at a time, of whose inputs the panel holds `count` from `start` on.
     // Meanwhile the bytes from `next` on are prefetched, if rows are few.
-    static void multiply_packed(int64_t rows, const T* packed, int64_t inputs, int64_t start, int64_t count, const T* panel, float* sums,
-                                int64_t sum_stride, const void* next, int64_t next_bytes) {
+    static void multiply_packed(int64_t rows, const Input<T>* packed, int64_t inputs, int64_t start, int64_t count, const T* panel,
+                                float* sums, int64_t sum_stride, const void* next, int64_t next_bytes) {
         const int64_t block = rows_at_once(rows), lines = count * int64_t(sizeof(T)) / 4;
         const auto multiply_blocks = [&](auto multiply) {
             for (int64_t row = 0; row < rows; row += block) {
@@ -245,12 +279,12 @@ class PanelProduct {
             }
         };
         if (rows > kMemoryBoundRows) {
-            multiply_blocks([&](int num_rows, const T* x, float* to) {
+            multiply_blocks([&](int num_rows, const Input<T>* x, float* to) {
                 multiply_rows<PackedRows, T>(num_rows, x, 0, panel, count, to, sum_stride, start > 0);
             });
         } else {
             Upcoming upcoming{static_cast<const char*>(next), next_bytes * block / (rows * lines)};
-            multiply_blocks([&](int num_rows, const T* x, float* to) {
+            multiply_blocks([&](int num_rows, const Input<T>* x, float* to) {
                 multiply_rows<FetchingPackedRows, T>(num_rows, x, 0, panel, count, to, sum_stride, start > 0, upcoming);
                 upcoming.from += lines * upcoming.step;
             });
@@ -258,7 +292,7 @@ class PanelProduct {
     }
 
    private:
-    void multiply_block(int rows, const T* x, int64_t stride, const T* panel, int64_t inputs, float* sums, int64_t sum_stride, bool add,
+    void multiply_block(int rows, const Input<T>* x, int64_t stride, const T* panel, int64_t inputs, float* sums, int64_t sum_stride, bool add,
                         [[maybe_unused]] Ahead& ahead) {
 #if defined(__AMX_BF16__)
         // A single row, too: so it adds in the order in which many do, and fetches ahead as they do.

@@ -50,11 +50,11 @@ F32 lowest_nibbles(U32 v) {
 #endif
 }
 
-// So many vectors of a panel's features are converted at once: they and their scales stay in registers.
-constexpr int kVectors = 2, kColumns = kVectors * kLanes;
+// So many vectors of a panel's features are converted at once, of so many inputs: they, their scales and a row's sums stay in
+// registers, and sums are enough not to keep each other waiting.
+constexpr int kVectors = kLanes == 16 ? 2 : 4, kColumns = kVectors * kLanes, kInputs = kLanes == 16 ? 2 : 1;
 
-// The weights of two inputs.
-typedef F32 InputPair[2][kVectors];
+typedef F32 Weights[kInputs][kVectors];
 
 // Scales of one part of a group, of the features from `column` on, and centres if there are any.
 template <typename Number, int PARTS, bool CENTRED>
@@ -63,6 +63,7 @@ struct Numbers {
 
     Numbers(const uint8_t* group, int part, int column) {
         const Number* from = reinterpret_cast<const Number*>(group) + part * kPanel + column;
+#pragma GCC unroll 4
         for (int j = 0; j < kVectors; j++) {
             scale[j] = load(from + j * kLanes);
             if constexpr (CENTRED) centre[j] = load(from + PARTS * kPanel + j * kLanes);
@@ -82,15 +83,17 @@ struct Bytes {
     using Header = Numbers<Number, PARTS, CENTRED>;
     static constexpr int64_t kGroupBytes = Header::kBytes + kGroup * kPanel;
 
-    // Calls use(input, weights) for every second input of a group, and its features from `column` on.
+    // Calls use(input, weights) for every `kInputs` inputs of a group, and its features from `column` on.
     template <typename Use>
-    static void for_pairs(const uint8_t* group, int column, Use use) {
+    static void for_inputs(const uint8_t* group, int column, Use use) {
         const auto* from = reinterpret_cast<const Integer*>(group + Header::kBytes) + column;
         for (int part = 0; part < PARTS; part++) {
             const Header numbers(group, part, column);
-            for (int input = part * kGroup / PARTS; input < (part + 1) * kGroup / PARTS; input += 2) {
-                InputPair weights;
-                for (int i = 0; i < 2; i++)
+            for (int input = part * kGroup / PARTS; input < (part + 1) * kGroup / PARTS; input += kInputs) {
+                Weights weights;
+#pragma GCC unroll 2
+                for (int i = 0; i < kInputs; i++)
+#pragma GCC unroll 4
                     for (int j = 0; j < kVectors; j++) weights[i][j] = numbers.weight(load(from + (input + i) * kPanel + j * kLanes), j);
                 use(input, weights);
             }
@@ -107,20 +110,23 @@ struct Nibbles {
     static constexpr int kWords = 16;
 
     template <typename Use>
-    static void for_pairs(const uint8_t* group, int column, Use use) {
+    static void for_inputs(const uint8_t* group, int column, Use use) {
         const Header numbers(group, 0, column);
         const auto* from = reinterpret_cast<const uint32_t*>(group + Header::kBytes);
         for (int input = 0; input < kGroup; input += 4, from += kWords) {
             U32 words[kVectors];
+#pragma GCC unroll 4
             for (int j = 0; j < kVectors; j++)
                 words[j] = load_as<U32>(from + (column + j * kLanes) % kWords) >> (column + j * kLanes) / kWords * 4;
+#pragma GCC unroll 4
+            for (int next = 0; next < 4; next += kInputs) {
+                Weights weights;
 #pragma GCC unroll 2
-            for (int pair = 0; pair < 4; pair += 2) {
-                InputPair weights;
-                for (int i = 0; i < 2; i++)
+                for (int i = 0; i < kInputs; i++)
+#pragma GCC unroll 4
                     for (int j = 0; j < kVectors; j++)
-                        weights[i][j] = numbers.weight(lowest_nibbles<LOWEST>(words[j] >> (16 * i + 4 * pair)), j);
-                use(input + pair, weights);
+                        weights[i][j] = numbers.weight(lowest_nibbles<LOWEST>(words[j] >> ((next + i) % 2 * 16 + (next + i) / 2 * 8)), j);
+                use(input + next, weights);
             }
         }
     }
@@ -135,25 +141,31 @@ using Float8 = Bytes<int8_t, float, 2, true>;
 using Scaled8 = Bytes<int8_t, float, 1, false>;
 using ScaledE4M3 = Bytes<E4M3, float, 1, false>;
 
-constexpr uint32_t kUpperHalf = 0xffff0000;
-
 // To bfloat16, as the upper halves of words whose lower halves are to be ignored.
 inline U32 rounded(F32 v) { return reinterpret_cast<U32>(v) + 0x8000; }
 
 // A vector of an ordinary panel in bfloat16.
 inline U32 rounded_pairs(F32 first, F32 second) { return (rounded(first) >> 16) | (rounded(second) & kUpperHalf); }
 
+// A weight as products in T take it.
+template <typename T>
+F32 as_multiplied(F32 weight) {
+    if constexpr (kPairs<T>) return reinterpret_cast<F32>(rounded(weight) & kUpperHalf);
+    return weight;
+}
+
 // A group to its part of an ordinary panel.
 template <typename Format, typename T>
-void dequantise(const uint8_t* group, T* to) {
+void dequantise(const uint8_t* group, Input<T>* to) {
     for (int column = 0; column < kPanel; column += kColumns)
-        Format::for_pairs(group, column, [=](int input, const InputPair& weights) {
+        Format::for_inputs(group, column, [=](int input, const Weights& weights) {
+#pragma GCC unroll 4
             for (int j = 0; j < kVectors; j++)
-                if constexpr (kPairs<T>) {
+                if constexpr (kPairs<Input<T>>) {
                     const U32 pairs = rounded_pairs(weights[0][j], weights[1][j]);
                     std::memcpy(static_cast<void*>(to + input * kPanel + 2 * (column + j * kLanes)), &pairs, sizeof pairs);
                 } else {
-                    for (int i = 0; i < 2; i++) store(to + (input + i) * kPanel + column + j * kLanes, weights[i][j]);
+                    for (int i = 0; i < kInputs; i++) store(to + (input + i) * kPanel + column + j * kLanes, as_multiplied<T>(weights[i][j]));
                 }
         });
 }
@@ -166,27 +178,24 @@ void multiply_group(const float* x, int64_t stride, const uint8_t* group, int co
 #if defined(__AMX_BF16__)
     F32 sums[2][ROWS][kVectors] = {};  // of every second input, as in a tile
 #endif
-    Format::for_pairs(group, column, [&](int input, const InputPair& weights) {
+    Format::for_inputs(group, column, [&](int input, const Weights& weights) {
+#pragma GCC unroll 4
         for (int j = 0; j < kVectors; j++) {
-            F32 pair[2] = {weights[0][j], weights[1][j]};
-            if constexpr (kPairs<T>)
-                for (F32& weight : pair) weight = reinterpret_cast<F32>(rounded(weight) & kUpperHalf);
+            F32 multiplied[kInputs];
+            for (int i = 0; i < kInputs; i++) multiplied[i] = as_multiplied<T>(weights[i][j]);
 #pragma GCC unroll 4
             for (int row = 0; row < ROWS; row++) {
-                const F32 first = broadcast(x[row * stride + input]), second = broadcast(x[row * stride + input + 1]);
+                F32 inputs[kInputs];
+                for (int i = 0; i < kInputs; i++) inputs[i] = broadcast(x[row * stride + input + i]);
 #if defined(__AMX_BF16__)
                 if constexpr (kAsTiles<T>) {
-                    sums[0][row][j] += first * pair[0];
-                    sums[1][row][j] += second * pair[1];
+                    for (int i = 0; i < kInputs; i++) sums[i][row][j] += inputs[i] * multiplied[i];
                     continue;
                 }
 #endif
-                if constexpr (kAsPairs<T>) {
-                    total[row][j] += second * pair[1];
-                    total[row][j] += first * pair[0];
-                } else {
-                    total[row][j] += first * pair[0];
-                    total[row][j] += second * pair[1];
+                for (int i = 0; i < kInputs; i++) {
+                    const int at = kAsPairs<T> ? kInputs - 1 - i : i;
+                    total[row][j] += inputs[at] * multiplied[at];
                 }
             }
         }
@@ -216,14 +225,14 @@ class QuantisedProduct {
     static int64_t panel_bytes(int64_t inputs) { return inputs / kGroup * Format::kGroupBytes; }
 
     // sums[row][0..31] = x[row] . panel; sums of rows are next to each other.
-    void multiply(int64_t rows, const T* x, int64_t stride, const uint8_t* panel, int64_t inputs, float* sums) {
+    void multiply(int64_t rows, const Input<T>* x, int64_t stride, const uint8_t* panel, int64_t inputs, float* sums) {
         if (rows <= kFewRows) return multiply_few(int(rows), x, stride, panel, inputs, sums);
         for_blocks(panel, inputs, [&](int64_t start, int64_t count, const uint8_t*) {
             product_.multiply(rows, x + start, stride, block_.get(), count, sums, kPanel, start > 0);
         });
     }
 
-    void multiply_packed(int64_t rows, const T* packed, const uint8_t* panel, int64_t inputs, float* sums) {
+    void multiply_packed(int64_t rows, const Input<T>* packed, const uint8_t* panel, int64_t inputs, float* sums) {
         for_blocks(panel, inputs, [&](int64_t start, int64_t count, const uint8_t* next) {
             product_.multiply_packed(rows, packed, inputs, start, count, block_.get(), sums, kPanel, next, panel_bytes(count));
         });
@@ -233,18 +242,18 @@ class QuantisedProduct {
     // All rows pass a block of an ordinary panel, in the first-level cache, before the next takes its place.
     template <typename Multiply>
     void for_blocks(const uint8_t* panel, int64_t inputs, Multiply multiply) {
-        for (int64_t start = 0; start < inputs; start += kPanelDepth<T>) {
-            const int64_t count = std::min(kPanelDepth<T>, inputs - start);
+        for (int64_t start = 0; start < inputs; start += kPanelDepth<Input<T>>) {
+            const int64_t count = std::min(kPanelDepth<Input<T>>, inputs - start);
             for (int64_t k = 0; k < count; k += kGroup, panel += Format::kGroupBytes) {
                 prefetch<Format>(panel);
-                dequantise<Format>(panel, block_.get() + k * kPanel);
+                dequantise<Format, T>(panel, block_.get() + k * kPanel);
             }
             multiply(start, count, panel);
         }
     }
 
     template <int ROWS = kFewRows>
-    void multiply_few(int rows, const T* x, int64_t stride, const uint8_t* panel, int64_t inputs, float* sums) {
+    void multiply_few(int rows, const Input<T>* x, int64_t stride, const uint8_t* panel, int64_t inputs, float* sums) {
         if constexpr (ROWS > 1) {
             if (rows < ROWS) return multiply_few<ROWS - 1>(rows, x, stride, panel, inputs, sums);
         }
@@ -262,8 +271,8 @@ class QuantisedProduct {
         for (int column = 0; column < kPanel; column += kColumns) store_sums(total[column / kColumns], sums + column, kPanel);
     }
 
-    PanelProduct<T> product_;
-    Scratch<T> block_{kPanelDepth<T> * kPanel};
+    PanelProduct<Input<T>> product_;
+    Scratch<Input<T>> block_{kPanelDepth<Input<T>> * kPanel};
     // Inputs of few rows in float32, not a power of two apart, so that they do not compete for the same lines of a cache.
     static constexpr int64_t kFewDepth = 1024, kFewStride = kFewDepth + 2 * kLanes;
     Scratch<float> few_{kFewRows * kFewStride};

@@ -63,7 +63,7 @@ class RunningAttention : TaskRows<T> {
 
     // All rows over up to 64 keys of one head.
     void attend(const int64_t* slots, const int64_t* next, int64_t head, int64_t following_head, int64_t first, int count, int64_t num_rows,
-                bool unpacked, const T* query, const Partials& to) {
+                bool unpacked, const Input<T>* query, const Partials& to) {
         const T *keys[kKeys], *values[kKeys], *next_keys[kKeys], *next_values[kKeys];
         find(call_.keys, call_.key_dim, head, slots, kKeys, keys);
         find(call_.keys, call_.key_dim, following_head, next, kKeys, next_keys);
@@ -86,7 +86,7 @@ class RunningAttention : TaskRows<T> {
 
     // Some of the rows: so few that their scores and weights stay in the first-level cache. Panels of keys that none of them sees
     // are skipped. Values are packed, unless `values` points to them.
-    void attend_band(int64_t first_row, int64_t num_rows, int64_t first, int count, const T* query, const T* const* values,
+    void attend_band(int64_t first_row, int64_t num_rows, int64_t first, int count, const Input<T>* query, const T* const* values,
                      const T* const* next_values, const Partials& to) {
         const Seen all = seen_by_any(&seen_[first_row], num_rows);
         const int start = int(std::clamp<int64_t>(all.start - first, 0, kKeys) / kPanel * kPanel);
@@ -125,7 +125,7 @@ class RunningAttention : TaskRows<T> {
     PanelProduct<T> product_;
     Scratch<T> keys_, values_;
     Scratch<float> scores_;
-    Scratch<T> weights_;
+    Scratch<Input<T>> weights_;
     Scratch<float> shrink_, chunk_outputs_, chunk_maxima_, chunk_totals_;
 };
 

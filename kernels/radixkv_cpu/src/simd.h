@@ -44,6 +44,7 @@ constexpr I32 kLaneNumbers = {0, 1, 2, 3, 4, 5, 6, 7};
 struct BF16 {
     uint16_t bits;
 };
+constexpr uint32_t kUpperHalf = 0xffff0000;
 
 struct F16 {
     uint16_t bits;
@@ -62,16 +63,16 @@ inline F32 load(const float* from) {
     return v;
 }
 
-inline F32 load(const BF16* from) {
-    U16 half;
-    std::memcpy(&half, from, sizeof half);
+// The compiler would widen half a register at a time.
+inline U32 widened(const uint16_t* from) {
 #if defined(__AVX512F__)
-    // The compiler would widen half a register at a time.
-    return reinterpret_cast<F32>(reinterpret_cast<U32>(_mm512_cvtepu16_epi32(reinterpret_cast<__m256i>(half))) << 16);
+    return reinterpret_cast<U32>(_mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from))));
 #else
-    return reinterpret_cast<F32>(__builtin_convertvector(half, U32) << 16);
+    return reinterpret_cast<U32>(_mm256_cvtepu16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from))));
 #endif
 }
+
+inline F32 load(const BF16* from) { return reinterpret_cast<F32>(widened(reinterpret_cast<const uint16_t*>(from)) << 16); }
 
 inline F32 load(const F16* from) {
 #if defined(__AVX512F__)

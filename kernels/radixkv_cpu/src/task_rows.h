@@ -50,7 +50,7 @@ class TaskRows {
     // Of one key-value head.
     int64_t rows_of(const Task& task) const { return (task.row_stop - task.row_start) * group_; }
 
-    T* query_of(const Task& task, int64_t head) const { return query_.get() + (head - task.head_start) * rows_of(task) * key_dim_; }
+    Input<T>* query_of(const Task& task, int64_t head) const { return query_.get() + (head - task.head_start) * rows_of(task) * key_dim_; }
 
     Partials partials_of(const Task& task, int64_t head, const Partials& of_task) const {
         return of_task.from(task.partial + (head - task.head_start) * task.head_stride, value_dim_);
@@ -94,14 +94,14 @@ class TaskRows {
     const Attention& call_;
     const int64_t group_, rows_of_all_, key_dim_, value_dim_;
     const Softmax softmax_;
-    Scratch<T> query_;
+    Scratch<Input<T>> query_;
     std::vector<Seen> seen_;
 
    private:
     // A head's queries and outputs are not contiguous from row to row, so they are prefetched so many rows ahead.
     static constexpr int64_t kRowsAhead = 8;
 
-    void copy_query(const Task& task, int64_t kv_head, T* to) {
+    void copy_query(const Task& task, int64_t kv_head, Input<T>* to) {
         for (int64_t row = task.row_start; row < task.row_stop; row++) {
             const T* from = static_cast<const T*>(call_.query) + row * call_.query_row_stride + kv_head * group_ * call_.query_head_stride;
             for (int64_t head = 0; head < group_; head++, from += call_.query_head_stride, to += key_dim_) {

@@ -29,7 +29,7 @@ void fetch(const T* from) {
 
 // sums[row][key] (+)= query[row] . key over VECTORS vectors of dimensions, of which `left` are there, before the lanes are added up.
 template <int ROWS, int VECTORS, typename T>
-void add_dots(const T* query, int64_t stride, const T* const* keys, const T* const* next, int64_t dim, int64_t left, bool add,
+void add_dots(const Input<T>* query, int64_t stride, const T* const* keys, const T* const* next, int64_t dim, int64_t left, bool add,
               F32 (&sums)[ROWS][kLanes]) {
     F32 inputs[ROWS][VECTORS];
     for (int row = 0; row < ROWS; row++)
@@ -50,7 +50,7 @@ void add_dots(const T* query, int64_t stride, const T* const* keys, const T* con
 
 // scores[row][key] = query[row] . keys[key], of as many keys as a vector has lanes.
 template <typename T, int ROWS = kRowsAtOnce>
-void dots(int64_t rows, const T* query, int64_t stride, const T* const* keys, const T* const* next, int64_t dim, float* scores,
+void dots(int64_t rows, const Input<T>* query, int64_t stride, const T* const* keys, const T* const* next, int64_t dim, float* scores,
           int64_t score_stride) {
     if constexpr (ROWS > 1) {
         if (rows < ROWS) return dots<T, ROWS - 1>(rows, query, stride, keys, next, dim, scores, score_stride);
