@@ -56,6 +56,8 @@ def test_a_subscriber_knows_what_each_tier_holds(tmp_path: Path) -> None:
     tiers = {"host_cache_size": "8KiB", "disk_cache": tmp_path / "store", "disk_cache_size": "4MiB"}
     events = {"kv_events_endpoint": f"ipc://{tmp_path}/events", "kv_events_replay_endpoint": endpoint}
     with make(**tiers, **events) as llm:
+        answers(llm, [{"prompt_token_ids": [8, 9, 10, 11, 12] * 3}])  # makes room on the host for the others
+        evict_all(llm)
         expected = answers(llm)
         cached = held(endpoint)
         evict_all(llm)
