@@ -18,6 +18,7 @@ from radixkv.server.chat_completions import chat_completion_routes
 from radixkv.server.completions import completion_routes
 from radixkv.server.cors import Cors
 from radixkv.server.errors import ERROR_STATUSES, ErrorBody, add_error_handlers
+from radixkv.server.head_requests import HeadRequests
 from radixkv.server.live_state import live_state_routes
 from radixkv.server.messages.errors import MessagesErrors
 from radixkv.server.messages.routes import message_routes
@@ -61,6 +62,7 @@ def create_app(
         responses={code: {"model": ErrorBody} for code in ERROR_STATUSES},
     )
     # The middleware that is added last is the outermost.
+    app.add_middleware(HeadRequests)
     app.add_middleware(BodyLimit, max_bytes=config.max_body_bytes)
     app.add_middleware(RateLimitHeaders, limits=service.rate_limits)
     app.add_middleware(

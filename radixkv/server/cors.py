@@ -23,7 +23,7 @@ class Cors(CORSMiddleware):
         super().__init__(
             app,
             allow_origins=list(origins),
-            allow_methods=["GET", "POST", "DELETE"],
+            allow_methods=["GET", "HEAD", "POST", "DELETE"],
             allow_headers=["*"],
             expose_headers=[*ANSWER_HEADERS, *RATE_LIMIT_HEADERS, "Retry-After", "X-Should-Retry"],
         )

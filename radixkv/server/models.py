@@ -88,7 +88,6 @@ def model_routes(service: Service) -> APIRouter:
             stuck = f"the engine is stuck: its step has taken more than {service.config.step_timeout:g} seconds"
             raise ApiError(HTTPStatus.SERVICE_UNAVAILABLE, stuck, code="unavailable")
 
-    @router.head("/health", include_in_schema=False)
     @router.get("/health", tags=["observation"], response_class=Response)
     async def health() -> Response:
         """Liveness: 200, also while draining; 503 when the engine is dead or stuck, and the process is about to end."""
@@ -103,7 +102,6 @@ def model_routes(service: Service) -> APIRouter:
         """How many requests are unfinished. (vLLM's endpoint.)"""
         return Load(server_load=service.llm.num_slots_taken)
 
-    @router.head("/ready", include_in_schema=False)
     @router.get("/ready", tags=["observation"], response_class=Response)
     async def ready() -> Response:
         """Readiness: 200 while new requests are accepted; 503 when draining, too."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import httpx
 import openai
-from support.server_process import MODEL
+from support.server_process import ADMIN_KEY, MODEL, ServerProcess
 
 import radixkv
 
@@ -43,3 +43,25 @@ def test_endpoints_without_a_key(server: object, http: httpx.Client) -> None:
         assert [anonymous.request(method, "/ping").status_code for method in ("GET", "POST")] == [200, 200]
         assert anonymous.get("/version").json() == {"version": radixkv.__version__}
         assert "/v1/chat/completions" in anonymous.get("/openapi.json").json()["paths"]
+
+
+def test_head_is_answered_as_get_is_without_a_body(server: ServerProcess, http: httpx.Client) -> None:
+    """Everything but /health and /ready refused it."""
+    paths = http.get("/openapi.json").json()["paths"]
+    assert not [path for path, operations in paths.items() if "head" in operations]
+    listed = {path for path, operations in paths.items() if "get" in operations and "{" not in path}
+    assert {"/v1/models", "/health", "/ready", "/live", "/load", "/metrics", "/version", "/admin/pins"} <= listed
+    with server.client(ADMIN_KEY) as administrator:
+        for path in (*listed, f"/v1/models/{MODEL}", "/", "/ping", "/openapi.json", "/v1/models/x", "/v1/responses/x"):
+            client = administrator if path.startswith(("/admin", "/metrics")) else http
+            got, head = (client.request(method, path) for method in ("GET", "HEAD"))
+            assert (head.status_code, head.content) == (got.status_code, b"")
+            varying = {"date", "content-length", *(name for name in got.headers if name.endswith("request-id"))}
+            assert head.headers.keys() == got.headers.keys(), path
+            assert [(name, head.headers[name]) for name in got.headers if name not in varying] == [
+                (name, value) for name, value in got.headers.items() if name not in varying
+            ]
+    refused = http.head("/v1/chat/completions")
+    assert (refused.status_code, refused.headers["allow"]) == (405, "POST")
+    assert http.head("/admin/pins").status_code == 401
+    assert http.head("/v2/models").status_code == 404

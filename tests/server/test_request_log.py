@@ -71,11 +71,12 @@ def test_lines_of_the_access_log(llm: LLM) -> None:
             assert re.fullmatch("[0-9a-f]{32}", response.headers["x-request-id"])
 
         # A page of this origin may call the server with a key; its browser asks first, without one.
-        asked = {"Origin": "https://app.example", "Access-Control-Request-Method": "POST"}
-        asked["Access-Control-Request-Headers"] = "authorization"
-        preflight, _ = await log_of("OPTIONS", "/v1/completions", headers=asked | {"Authorization": ""})
-        assert preflight.status_code == 200
-        assert preflight.headers["access-control-allow-origin"] == "https://app.example"
+        for method, path in (("POST", "/v1/completions"), ("HEAD", "/v1/models")):
+            asked = {"Origin": "https://app.example", "Access-Control-Request-Method": method}
+            asked |= {"Access-Control-Request-Headers": "authorization", "Authorization": ""}
+            preflight, _ = await log_of("OPTIONS", path, headers=asked)
+            assert preflight.status_code == 200
+            assert preflight.headers["access-control-allow-origin"] == "https://app.example"
         failed, _ = await log_of("POST", "/v1/completions", json={}, headers={"Origin": "https://app.example"})
         assert failed.status_code == 400
         assert failed.headers["access-control-allow-origin"] == "https://app.example"
