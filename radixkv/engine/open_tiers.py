@@ -39,6 +39,8 @@ _log = logging.getLogger(__name__)
 _HOST_MEDIUM = "CPU"
 _HOST_MEDIUM_BELOW_CPU = "CPU_PINNED"
 _DISK_MEDIUM = "DISK"
+# In the order in which `Tier` has them.
+_PARTS_OF_TIERS = tuple(name for name in (*Tier.__annotations__, *vars(Tier)) if not name.startswith("_"))
 
 
 def open_tiers(
@@ -63,8 +65,10 @@ def open_tiers(
             a secret.
     """
     for tier in config.tiers:
-        if not isinstance(tier, Tier):
-            raise TypeError(f"tiers: expected objects with all that radixkv.tiers.tier.Tier has, got {tier!r:.80}")
+        lacks = [name for name in _PARTS_OF_TIERS if not hasattr(tier, name)]
+        if lacks or isinstance(tier, type):
+            without = f", which has no {', '.join(lacks)}" if lacks else ""
+            raise TypeError(f"tiers: expected objects like radixkv.tiers.tier.Tier, got {tier!r:.80}{without}")
     _check_folder("disk_cache", config.disk_cache)
     if config.shared_cache is not None and not is_server(config.shared_cache):
         _check_folder("shared_cache", config.shared_cache)

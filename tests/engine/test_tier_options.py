@@ -6,6 +6,7 @@ import gc
 import shutil
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from support.faulty_os import disconnected
@@ -14,6 +15,7 @@ from support.tiered_llm import GREEDY, PROMPTS, answers, evict_all, make
 from radixkv.engine.clearing import ALL_NAMESPACES, NamespaceSelection
 from radixkv.server.run import namespaces_secret
 from radixkv.tiers import backoff
+from radixkv.tiers.host_tier import HostTier
 
 
 def test_an_engine_that_cannot_be_made_leaves_the_folder_free(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -125,8 +127,16 @@ def test_a_missing_package_is_named_with_its_extra(
 
 
 def test_what_is_no_tier_or_too_small_for_one_is_refused_by_its_option(tmp_path: Path) -> None:
-    with pytest.raises(TypeError, match=r"^tiers: expected objects with all that radixkv.tiers.tier.Tier has, got 5$"):
-        make(tiers=[5])
+    """Of an object with one method too few, the error did not say which; a class was taken for one of its objects."""
+    parts = "medium, stats, contains_prefix, get_many, put_many, clear, flush, close"
+    cannot_flush = SimpleNamespace(**dict.fromkeys(parts.replace("flush, ", "").split(", ")))
+    for tier, message in (
+        (5, f"5, which has no {parts}"),
+        (cannot_flush, "namespace.*, which has no flush"),
+        (HostTier, "<class 'radixkv.tiers.host_tier.HostTier'>"),
+    ):
+        with pytest.raises(TypeError, match=f"^tiers: expected objects like radixkv.tiers.tier.Tier, got {message}$"):
+            make(tiers=[tier])
     folder = tmp_path / "blocks"
     for options in (
         {"host_cache_size": 9},
