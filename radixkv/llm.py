@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, Unpack
+from typing import Any, Unpack, cast
 
 from tqdm.auto import tqdm
 
@@ -348,11 +348,12 @@ class LLM(ProcessBound):
 
     def _run(self, requests: list[Request], use_tqdm: bool | Callable[..., Any]) -> None:
         """Run requests to their end. Whatever is raised here, none of them stays in the engine."""
+        make_bar = _maker_of_bars(use_tqdm)
         with self._use.hold(), deferred_interrupt() as interrupt:
             try:
                 self.engine.add(*requests)
                 unfinished = set(requests)
-                with _progress_bar(use_tqdm, len(requests)) as bar:
+                with make_bar(total=len(requests), desc="Processed prompts") as bar:
                     # A bar may use this LLM, too, and so have ended the rest.
                     while unfinished and self.engine.has_unfinished_requests:
                         interrupt.deliver()
@@ -393,6 +394,9 @@ class LLM(ProcessBound):
             self._use.abandon(request)
 
 
-def _progress_bar(use_tqdm: bool | Callable[..., Any], num_requests: int) -> Any:
-    make = use_tqdm if callable(use_tqdm) else partial(tqdm, disable=not use_tqdm)
-    return make(total=num_requests, desc="Processed prompts")
+def _maker_of_bars(use_tqdm: Any) -> Callable[..., Any]:
+    if callable(use_tqdm):
+        return cast("Callable[..., Any]", use_tqdm)
+    if not isinstance(use_tqdm, bool):
+        raise TypeError(f"use_tqdm: expected True, False or a function that makes a progress bar, got {use_tqdm!r:.80}")
+    return partial(tqdm, disable=not use_tqdm)

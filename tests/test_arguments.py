@@ -40,6 +40,8 @@ def llm(default_tokenizer: Any) -> LLM:
             "chat_template_kwargs: expected a dictionary, got \\[5",
         ),
         (lambda llm: llm.chat(HI, ONE, chat_template=5), "chat_template: expected a file or a Jinja template, got 5"),
+        # A bar was shown for "no".
+        (lambda llm: llm.generate("a", ONE, "no"), "use_tqdm: expected True, False or a function .*, got 'no'"),
         # The first message of the conversation was refused, and the conversation was not.
         (lambda llm: Chat(llm, chat_template_kwargs=5), "chat_template_kwargs: expected a dictionary, got 5"),  # type: ignore[arg-type]
         (lambda llm: llm.generate(["a"], [BEAMS]), "sampling_params: expected SamplingParams, got BeamSearchParams"),
