@@ -5,7 +5,8 @@ are joined by line ends. "developer" is OpenAI's newer name for the role "system
 messages may have ``tool_calls`` in OpenAI's form, and then no content; a message of the role "tool" has the result of a call.
 A ``refusal``, as a field or a part, is what the assistant said instead of an answer, and counts as content; ``reasoning`` is
 another name for ``reasoning_content``, and so are parts ``{"type": "thinking", "thinking": ...}``. The template is given all
-other fields, except those that are null or say nothing to a model.
+other fields, except those that are null or say nothing to a model. Other roles are the template's to know, but one that is
+spelled nearly like one of these is a mistake.
 """
 
 from __future__ import annotations
@@ -20,11 +21,13 @@ from jinja2 import TemplateError
 
 from radixkv.model.text_interface import TextInterface
 from radixkv.model.tokenizer import with_chat_template
+from radixkv.option_words import nearest
 from radixkv.prompts.chat_options import DEFAULT_CHAT_OPTIONS, ChatOptions
 from radixkv.prompts.prompt import Prompt, cache_options, encode
 
 Message = Mapping[str, Any]
 
+_ROLES = ("system", "developer", "user", "assistant", "tool")
 # What clients (OpenAI's, LiteLLM, those of OpenRouter and Gemini) send back with an answer, and no model reads; and likewise
 # with a call and its function.
 _UNREAD = frozenset(
@@ -63,11 +66,17 @@ def as_template_message(message: Message) -> Message:
     """A message as chat templates expect it: one text, a role that they know, and arguments of tool calls as objects.
 
     Raises:
-        ValueError: its role is not a string, it has no content, a part of it is not text, or a tool call is malformed.
+        ValueError: its role is not a string or is misspelt, it has no content, a part of it is not text, or a tool call is
+            malformed.
     """
     role = message["role"]
     if not isinstance(role, str):
         raise ValueError(f"messages: expected role to be a string, got {role!r:.80}")
+    # A role with digits or marks is one of several speakers: user2.
+    if role not in _ROLES and role.isalpha() and (meant := nearest(role.lower(), _ROLES, 0.75)):
+        raise ValueError(
+            f"messages: expected role to be one that the chat template knows, got {role!r}; did you mean {meant}?"
+        )
     fields = {name: value for name, value in message.items() if value is not None and name not in {"role", *_UNREAD}}
     content, refusal = fields.pop("content", None), fields.pop("refusal", None)
     thought, calls = fields.pop("reasoning", None), fields.pop("tool_calls", None)

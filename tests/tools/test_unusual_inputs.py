@@ -104,3 +104,34 @@ def test_a_schema_that_is_nested_too_deeply_is_refused_by_its_name() -> None:
     assert chat_format is not None
     with pytest.raises(ValueError, match=r"^tools: expected fewer lists and objects within each other$"):
         with_answer_form(SamplingParams(), chat_format.answer_form("", options))
+
+
+def test_marks_for_a_cache_are_not_shown_to_a_model() -> None:
+    """A template that writes tools as JSON wrote the mark, too, and the prompt was another one than a server's."""
+    function, mark = {"name": "f", "description": "d"}, {"cache_control": {"type": "ephemeral"}}
+    messages, loaded = [{"role": "user", "content": "Go."}], text_interface(WRITES_EACH_ARGUMENT)
+    prompts = {
+        render_chat(messages, loaded, ChatOptions(tools=as_tool_options([tool], None, None)))
+        for tool in (
+            {"type": "function", "function": function},
+            {**mark, "type": "function", "function": function},
+            {"type": "function", "function": {**mark, **function}},
+        )
+    }
+    assert prompts == {"user: Go.|" + json.dumps([{"type": "function", "function": function}])}
+
+
+@pytest.mark.parametrize("role", ["assitant", "Assistant", "sytem", "usr", "users", "tol"])
+def test_a_misspelt_role_is_refused(role: str) -> None:
+    """Many templates write any role, and others leave its message out; a server refused it, and `LLM.chat` did not."""
+    with pytest.raises(
+        ValueError, match=rf"^messages: expected role .* got '{role}'; did you mean (assistant|system|user|tool)\?$"
+    ):
+        as_template_message({"role": role, "content": "Hi."})
+
+
+@pytest.mark.parametrize(
+    "role", ["ipython", "function", "observation", "model", "narrator", "user2", "assistant_1", ""]
+)
+def test_other_roles_are_the_template_s(role: str) -> None:
+    assert as_template_message({"role": role, "content": "Hi."})["role"] == role
