@@ -13,6 +13,8 @@ from radixkv.sampling_params import StructuredOutputsParams
 
 _MAX_CHARACTERS = 131_072
 _SCHEMA = re.compile(r"%json\s*(?=\{)")
+# In GBNF; a backslash that is escaped itself begins no number.
+_NUMBERED = re.compile(r"\\(?:u([0-9a-fA-F]{4})|U([0-9a-fA-F]{8})|.)", re.DOTALL)
 _GBNF_RULE = re.compile(r"^[ \t]*[\w-]+\s*::=", re.MULTILINE)
 
 
@@ -94,9 +96,16 @@ def _lark_grammar(text: str) -> str:
     if not _GBNF_RULE.search(text):
         return LLMatcher.grammar_from_lark(text)
     try:
-        return LLMatcher.grammar_from_lark(gbnf_to_lark(text))
+        return LLMatcher.grammar_from_lark(gbnf_to_lark(_NUMBERED.sub(_spelled_out, text)))
     except Exception as error:  # the converter raises plain Exception
         raise ValueError(str(error)) from error
+
+
+def _spelled_out(numbered: re.Match[str]) -> str:
+    """A letter in the place of its number, whose zeros the converter would leave out."""
+    code = int(numbered[1] or numbered[2] or "0", 16)
+    is_letter = 0xA0 <= code < 0xD800 or 0xE000 <= code < 0x110000 or (code < 0x80 and chr(code).isalnum())
+    return chr(code) if is_letter else numbered[0]
 
 
 def _schemas_in(text: str) -> Iterator[Any]:
