@@ -29,7 +29,6 @@ class TextBlock(StrictModel):
     cache_control: CacheControl | None = None
     citations: list[Any] | None = None  # of an answer of another server; not part of the prompt
 
-
     @property
     def pieces(self) -> list[Piece]:
         """Its text."""
@@ -44,6 +43,7 @@ Piece = str | CacheControl
 def _marked(texts: Sequence[TextBlock]) -> list[Piece]:
     """Texts, each before its mark."""
     return [piece for text in texts for piece in (text.text, text.cache_control) if piece is not None]
+
 
 class ToolUseBlock(StrictModel):
     """A call of a tool by the assistant."""
@@ -169,7 +169,6 @@ class ToolResultBlock(StrictModel):
     cache_control: CacheControl | None = None
     toolset_name: Only[None] = None
 
-
     @property
     def pieces(self) -> list[Piece]:
         """What it says, and that it is an error, with the marks of its parts."""
@@ -178,6 +177,7 @@ class ToolResultBlock(StrictModel):
             return [f"{opening}{self.content or ''}"]
         first, *others = [piece for part in self.content for piece in (*part.pieces, part.cache_control)]
         return [f"{opening}{first}", *(piece for piece in others if piece is not None)]
+
 
 class ThinkingBlock(StrictModel):
     """What the assistant thought before it answered. The signature is not checked: clients may write a history."""
