@@ -113,15 +113,42 @@ class FloatProduct {
 
     void multiply_packed(int64_t rows, const Input<T>* packed, const uint8_t* panel, int64_t inputs, float* sums) {
         const auto* weights = reinterpret_cast<const T*>(panel);
-        for (int64_t start = 0; start < inputs; start += kPanelDepth<T>) {
-            const int64_t count = std::min(kPanelDepth<T>, inputs - start);
-            product_.multiply_packed(rows, packed, inputs, start, count, weights + start * kPanel, sums, kPanel,
-                                     weights + (start + count) * kPanel, count * kPanel * sizeof(T));
-        }
+        if constexpr (!std::is_same_v<T, Input<T>>)
+            if (rows > kFewPackedRows)
+                return multiply_parts<Input<T>>(rows, packed, weights, inputs, sums, [this](const T* part, int64_t count) {
+                    widen(part, count);
+                    return widened_.get();
+                });
+        multiply_parts<T>(rows, packed, weights, inputs, sums, [](const T* part, int64_t) { return part; });
     }
 
    private:
+    // So few rows are multiplied sooner by weights that are converted for every few of them than by weights converted once.
+    static constexpr int64_t kFewPackedRows = 8;
+
+    // All rows pass a part of the panel, in the first-level cache, before the next.
+    template <typename Multiplied, typename Prepare>
+    void multiply_parts(int64_t rows, const Input<T>* packed, const T* weights, int64_t inputs, float* sums, Prepare prepare) {
+        for (int64_t start = 0; start < inputs; start += kPanelDepth<Multiplied>) {
+            const int64_t count = std::min(kPanelDepth<Multiplied>, inputs - start);
+            const T* next = weights + (start + count) * kPanel;
+            PanelProduct<Multiplied>::multiply_packed(rows, packed, inputs, start, count, prepare(weights + start * kPanel, count), sums, kPanel,
+                                                      next, count * kPanel * sizeof(T));
+        }
+    }
+
+    // Pairs of inputs, in bfloat16, to inputs in float32.
+    void widen(const T* from, int64_t inputs) {
+        for (int64_t input = 0; input < inputs; input += 2)
+            for (int64_t at = input * kPanel; at < (input + 1) * kPanel; at += kLanes) {
+                const U32 pairs = load_as<U32>(from + 2 * at - input * kPanel);
+                store(widened_.get() + at, reinterpret_cast<F32>(pairs << 16));
+                store(widened_.get() + at + kPanel, reinterpret_cast<F32>(pairs & kUpperHalf));
+            }
+    }
+
     PanelProduct<T> product_;
+    Scratch<float> widened_{std::is_same_v<T, Input<T>> ? 1 : kPanelDepth<float> * kPanel};
 };
 
 template <typename T, typename Product>
