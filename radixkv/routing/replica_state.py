@@ -17,6 +17,7 @@ class Placement:
 
     Attributes:
         replica: the name.
+        state: of the replica; once that is removed, another one may have its name.
         block_hashes: of the whole blocks of its prompt that the replica will hold; empty where it caches none of them.
         num_tokens: tokens of the prompt that the replica was expected to compute, because it did not hold them.
         first_expected: the first of its blocks that is expected because of this request; those before it are held, or
@@ -25,6 +26,7 @@ class Placement:
     """
 
     replica: str
+    state: ReplicaState
     block_hashes: Sequence[int]
     num_tokens: int
     first_expected: int
@@ -73,12 +75,11 @@ class ReplicaState:
         self.expected.update(placement.block_hashes[placement.first_expected :])
 
     def dequeue(self, placement: Placement, now: float, *, computed: bool) -> None:
-        """A request no longer waits; one that does not wait is ignored."""
-        if computed or placement is next(iter(self.waiting), None):
+        """A request that waited no longer does."""
+        if computed or placement is next(iter(self.waiting)):
             self.progressed = now
-        if placement in self.waiting:
-            del self.waiting[placement]
-            self.queued -= placement.num_tokens
+        del self.waiting[placement]
+        self.queued -= placement.num_tokens
 
     def seconds_left(self, now: float, seconds_per_token: float) -> float:
         """Seconds until all that waits is computed, less the first prompt's progress; only while a prompt waits."""

@@ -314,16 +314,14 @@ class Router:
         if placement.prefilled:
             return
         self._leave_queue(placement, computed=True)
-        replica = self._replicas.get(placement.replica)
-        if replica is not None:
-            replica.decoding.add(placement)
+        placement.state.decoding.add(placement)
 
     def finish(self, placement: Placement) -> None:
         """The request has ended, however that came about."""
         if not placement.prefilled:
             self._leave_queue(placement, computed=False)
-        elif (replica := self._replicas.get(placement.replica)) is not None:
-            replica.decoding.discard(placement)  # not there if the replica was removed meanwhile, and is back
+        else:
+            placement.state.decoding.discard(placement)
 
     def _place(
         self,
@@ -340,15 +338,13 @@ class Router:
             block_hashes: of the blocks that it will hold then, if it caches.
         """
         num_lacking, first_expected = num_prompt_tokens - num_hit_tokens, num_hit_tokens // self.block_size
-        placement = Placement(name, block_hashes if replica.caches else (), num_lacking, first_expected)
+        placement = Placement(name, replica, block_hashes if replica.caches else (), num_lacking, first_expected)
         replica.enqueue(placement, now)
         return placement
 
     def _leave_queue(self, placement: Placement, *, computed: bool) -> None:
         placement.prefilled, now = True, self._clock()
-        replica = self._replicas.get(placement.replica)
-        if replica is not None:
-            replica.dequeue(placement, now, computed=computed)
+        placement.state.dequeue(placement, now, computed=computed)
         self._expiring.append((now + _EXPECTED_SECONDS, placement, len(placement.block_hashes)))
         self._expire_expected(now)
 
@@ -364,10 +360,7 @@ class Router:
             if not self._expiring or self._expiring[0][0] > now:
                 return
             _, placement, end = self._expiring.popleft()
-            replica = self._replicas.get(placement.replica)
-            if replica is None:
-                continue
-            hashes, first = placement.block_hashes, placement.first_expected
+            replica, hashes, first = placement.state, placement.block_hashes, placement.first_expected
             awaited = first
             if first < end and not self._held.replicas(hashes[end - 1]) >> replica.number & 1:
                 awaited = replica.awaited_depth(hashes, first, end)

@@ -283,6 +283,30 @@ def test_a_removed_replica_is_chosen_and_known_no_more(router: Router) -> None:
     assert router.choose([1], 17, excluded=["a", "b", "c"]) is None
 
 
+def test_a_request_on_a_replica_that_was_removed_is_none_of_the_one_that_has_its_name(
+    router: Router, clock: Clock
+) -> None:
+    """It counted as decoded by its successor, whose expected blocks were forgotten with those of the removed one."""
+    first = send(router, 1, 2)
+    router.remove(first.replica)
+    router.add(first.replica)
+    router.prefilled(first)
+    successor = router._replicas[first.replica]
+    assert (len(successor.waiting), len(successor.decoding)) == (0, 0)
+    clock.now = 1.0
+    second = router.choose([1, 2], 33, excluded={"a", "b", "c"} - {first.replica})
+    assert second is not None
+    router.prefilled(second)
+    clock.now = 5.5
+    router.report("b")
+    assert router.holder([1, 2]) == first.replica
+    router.finish(second)
+    router.finish(first)
+    clock.now = 6.5
+    router.report("b")
+    assert router.holder([1, 2]) is None
+
+
 def test_what_ends_on_a_replica_that_is_back_is_not_counted_twice(router: Router) -> None:
     placement = router.choose([1, 2], 32)
     assert placement is not None
