@@ -311,7 +311,7 @@ def test_an_ingress_answers_as_its_replicas_would(default_tokenizer: Any, tmp_pa
 def test_replicas_that_sample_otherwise_are_of_another_generation(default_tokenizer: Any) -> None:
     async def described(**options: Any) -> Any:
         async with AsyncLLM(tiny_llm(default_tokenizer, num_blocks=8, **options)) as engine:
-            return await describe(engine, 0.0)
+            return await describe(engine, "one", 0.0)
 
     async def main() -> None:
         neutral, other = await described(), await described(override_generation_config={"top_k": 5})

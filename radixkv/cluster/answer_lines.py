@@ -128,6 +128,8 @@ def _refusal(replica: str, response: httpx.Response) -> Exception:
         answer = None
     if not _is_error(answer):
         return LostError(f"{replica}: {response.status_code} {response.text:.300}")
+    if response.status_code == HTTPStatus.MISDIRECTED_REQUEST:  # sent to a process that has ended
+        return RefusedError(None)
     kind, message, retry_after = answer["kind"], answer["error"], answer.get("retry_after")
     if kind == QueueFullError.__name__ and type(retry_after) is int and retry_after >= 0:
         return RefusedError(QueueFullError(message, retry_after))

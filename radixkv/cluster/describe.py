@@ -21,11 +21,12 @@ from radixkv_cpu import BlockWeight, QuantisedWeight
 _log = logging.getLogger(__name__)
 
 
-async def describe(llm: AsyncLLM, started: float) -> ReplicaDescription:
+async def describe(llm: AsyncLLM, instance: str, started: float) -> ReplicaDescription:
     """The description of the replica that runs this engine. The first time, it reads the files of the model.
 
     Args:
         llm: the engine.
+        instance: the replica's name for itself.
         started: when the replica was started, in seconds since 1970.
 
     Raises:
@@ -34,7 +35,7 @@ async def describe(llm: AsyncLLM, started: float) -> ReplicaDescription:
     capacity, of_engine = await llm.call(_describe_engine)
     of_model = await llm.run_tokenizer(_describe_model, tenant=None)
     identity = {"version": __version__, **of_model, **of_engine}
-    return ReplicaDescription(secrets.token_hex(8), started, identity, capacity, _chat_template(llm.loaded))
+    return ReplicaDescription(instance, started, identity, capacity, _chat_template(llm.loaded))
 
 
 def _describe_engine(engine: Engine) -> tuple[dict[str, int], dict[str, Any]]:

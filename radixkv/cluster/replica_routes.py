@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import asyncio
 import hmac
+import secrets
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
@@ -46,6 +47,7 @@ from radixkv.cluster.describe import describe
 from radixkv.cluster.description import ReplicaDescription
 from radixkv.cluster.wire import (
     ACCEPTED_HEADER,
+    INSTANCE_HEADER,
     decode_pin,
     decode_prompts,
     decode_request,
@@ -84,16 +86,16 @@ def replica_app(llm: AsyncLLM, secret: str, *, drain: Callable[[], object] | Non
         TypeError, ValueError: the secret is impossible.
     """
     check_secret(secret)
-    replica = _Replica(llm, drain)
+    replica, authorization = _Replica(llm, drain), f"Bearer {secret}".encode()
 
     def private(path: str, endpoint: _Endpoint, method: str = "GET") -> Route:
-        return Route(path, _with_secret(endpoint, f"Bearer {secret}".encode()), methods=[method])
+        return Route(path, _with_secret(replica.where_meant(endpoint), authorization), methods=[method])
 
     return Starlette(
         routes=[
             private("/generate", replica.generate, "POST"),
             private("/events", replica.events),
-            private("/description", replica.description),
+            Route("/description", _with_secret(replica.description, authorization)),
             private("/drain", replica.start_draining, "POST"),
             private("/pin", replica.pin, "POST"),
             private("/pins", replica.list_pins),
@@ -104,7 +106,7 @@ def replica_app(llm: AsyncLLM, secret: str, *, drain: Callable[[], object] | Non
             private("/check", replica.check, "POST"),
             private("/tenants", replica.set_tenants, "PUT"),
             private("/metrics", replica.metrics),
-            Route("/health", replica.health),
+            Route("/health", replica.where_meant(replica.health)),
         ]
     )
 
@@ -133,12 +135,24 @@ class _Replica:
         self._llm = llm
         self._drain = drain
         self._started = time.time()
+        self._instance = secrets.token_hex(8)
         self._announcements = Announcements(llm)
         self._pins = EnginePins(llm)
         self._registry = CollectorRegistry()
         self._registry.register(EngineCollector(llm))
         # Made once: reading the files of a large model takes seconds.
         self._description: asyncio.Task[ReplicaDescription] | None = None
+
+    def where_meant(self, endpoint: _Endpoint) -> _Endpoint:
+        """The endpoint for requests that are not meant for an earlier process at this address."""
+
+        @wraps(endpoint)
+        async def checked(request: Request) -> Response:
+            if request.headers.get(INSTANCE_HEADER, self._instance) != self._instance:
+                return _refusal(HTTPStatus.MISDIRECTED_REQUEST, LookupError("another process was here before"))
+            return await endpoint(request)
+
+        return checked
 
     async def generate(self, request: Request) -> Response:
         prompt, params, priority, tenant = decode_request(await request.body())
@@ -178,7 +192,7 @@ class _Replica:
         if self._llm.death is not None:
             raise self._llm.death
         if self._description is None:
-            self._description = asyncio.ensure_future(describe(self._llm, self._started))
+            self._description = asyncio.ensure_future(describe(self._llm, self._instance, self._started))
             self._description.add_done_callback(self._forget_failed)
         described = await asyncio.shield(self._description)
         return JSONResponse(described.as_json())

@@ -28,7 +28,7 @@ from radixkv.cluster.records import Kind, RecordReader, decode_load, tell_router
 from radixkv.cluster.silence import until_silent
 from radixkv.cluster.streams import ReplicaStreams
 from radixkv.cluster.tenant_shares import TenantShares
-from radixkv.cluster.wire import private_headers
+from radixkv.cluster.wire import INSTANCE_HEADER, private_headers
 from radixkv.routing import Router
 from radixkv.scheduling.tenant_share import TenantShare
 
@@ -286,6 +286,7 @@ class ReplicaSet:
                     client = self._connect(member.url)
                 member.sent_shares = None  # an earlier process confirmed them, perhaps without ever being up
             member.description = description
+            client.headers[INSTANCE_HEADER] = description.instance
             if member.client is not client:
                 await self._tenants.send(member, client)
             async with (

@@ -40,6 +40,9 @@ SENDER_HEADER = "radixkv-sender"
 # Request header, of any value: another replica had accepted the request.
 ACCEPTED_HEADER = "radixkv-accepted"
 
+# Request header with the instance (`ReplicaDescription`) that is to answer; another one that has its address by now refuses.
+INSTANCE_HEADER = "radixkv-instance"
+
 # Errors that any replica would answer with, by name.
 _LASTING: Mapping[str, type[Exception]] = MappingProxyType(
     {error.__name__: error for error in (StructuredOutputError, PromptTooLongError, ValueError, TypeError)}

@@ -21,7 +21,7 @@ def weights_of(model: transformers.PreTrainedModel | Path) -> str:
 def described(llm: LLM) -> str:
     async def main() -> str:
         async with AsyncLLM(llm) as engine:
-            weights: str = (await describe(engine, 0.0)).identity["weights"]
+            weights: str = (await describe(engine, "one", 0.0)).identity["weights"]
             return weights
 
     return asyncio.run(main())

@@ -252,7 +252,7 @@ def test_a_server_that_is_not_a_replica_leaves_the_set_as_it_was() -> None:
 
     async def main() -> None:
         async with AsyncLLM(LLM(build_supported("llama"), num_blocks=40)) as engine:
-            true = (await describe(engine, 0.0)).as_json()
+            true = (await describe(engine, "one", 0.0)).as_json()
         lies: list[tuple[Any, bytes, str]] = [
             ([], b"", "TypeError"),
             ({**true, "identity": []}, held + load, "identity: expected an object"),

@@ -28,7 +28,7 @@ from support.time_limit import HANGING
 from radixkv import AsyncLLM, SamplingParams
 from radixkv.cluster import MismatchError, ReplicaSet, ReplicaStreams
 from radixkv.cluster.records import Kind, encode_hashes, encode_load, encode_record
-from radixkv.errors import QueueFullError
+from radixkv.errors import QueueFullError, ReplicasLostError
 from radixkv.prompts import Prompt
 from radixkv.routing import Router, prompt_hashes
 
@@ -122,6 +122,36 @@ def test_streams_outlive_their_replica_and_it_may_return(default_tokenizer: Any,
                 assert replicas.names == ["0", "1"]
                 await servers[int(victim)].start()
                 await until(lambda victim=victim: victim in replicas.available)
+
+    asyncio.run(main())
+
+
+def test_a_stream_does_not_go_on_with_whoever_listens_at_the_address_of_its_replica_by_now(
+    default_tokenizer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Until the ingress knew of it, its answers went on with the other weights of a process that had taken over."""
+    monkeypatch.setattr("radixkv.cluster.replica_set._SECONDS_BETWEEN_ATTEMPTS", HANGING)
+    params = SamplingParams(temperature=0, max_tokens=50, ignore_eos=True)
+
+    async def main() -> None:
+        async with local_replicas(tmp_path, tiny_llm(default_tokenizer), wait_seconds=0.0) as (replicas, (old,)):
+            steps = await old.llm.call(HeldSteps)
+            stream = replicas.streams.generate(Prompt(PROMPT), params, "one")
+            steps.allow(5)
+            assert [part.token_ids for part in (await anext(stream)).outputs]
+            await old.kill()
+            steps.allow_all()
+            successor = LocalReplica(AsyncLLM(tiny_llm(default_tokenizer, seed=1)), tmp_path / "0.sock")
+            await successor.start()
+            with pytest.raises(ReplicasLostError, match="no replica of the generation that began it that takes it"):
+                async for _ in stream:
+                    pass
+            pins = await replicas.ask("0", "GET", "/pins")
+            assert pins is not None
+            assert pins.status_code == 421
+            assert successor.llm.stats.num_steps == 0
+            await successor.kill()
+            await successor.llm.shutdown()
 
     asyncio.run(main())
 

@@ -138,7 +138,7 @@ def test_replicas_that_chose_otherwise_are_of_another_generation() -> None:
     async def described(num_blocks: int) -> ReplicaDescription:
         options = {**OPTIONS, "num_blocks": num_blocks}
         async with AsyncLLM(LLM(build_longrope("phi3"), **options)) as engine:
-            return await describe(engine, 0.0)
+            return await describe(engine, "one", 0.0)
 
     async def main() -> None:
         small, larger, large = [await described(num_blocks) for num_blocks in (8, 9, 120)]
