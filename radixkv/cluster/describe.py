@@ -27,7 +27,7 @@ async def describe(llm: AsyncLLM, instance: str, started: float) -> ReplicaDescr
     Args:
         llm: the engine.
         instance: the replica's name for itself.
-        started: when the replica was started, in seconds since 1970.
+        started: when the replica was started, by `time.monotonic`.
 
     Raises:
         EngineDeadError: the engine has died.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from types import MappingProxyType
@@ -47,7 +48,7 @@ class ReplicaDescription:
 
     Attributes:
         instance: a name that differs each time the replica is started.
-        started: when that was, in seconds since 1970.
+        started: when that was, by the monotonic clock of this process. It is sent as an age: clocks of hosts differ.
         identity: what answers depend on, by name: the version, the model, its weights, the options of the engine.
             Replicas that are equal in all of it are of one generation.
         capacity: ``max_model_len`` (less than the identity's ``model_length`` where the pool is smaller), ``max_num_seqs``
@@ -68,11 +69,13 @@ class ReplicaDescription:
         Raises:
             ValueError, TypeError, KeyError: a value is missing, of another type or too low, or the defaults are impossible.
         """
-        description = cls(**{field.name: data[field.name] for field in fields(cls)})
+        age = data["age"]
+        if not (is_number(age) and 0 <= age < math.inf):
+            raise ValueError(f"age: expected seconds, got {age!r:.100}")
+        values = {**data, "started": time.monotonic() - age}
+        description = cls(**{field.name: values[field.name] for field in fields(cls)})
         if not isinstance(description.instance, str):
             raise TypeError(f"instance: expected a name, got {description.instance!r:.100}")
-        if not is_number(description.started):
-            raise ValueError(f"started: expected seconds since 1970, got {description.started!r:.100}")
         for part, kinds in (("identity", _IDENTITY), ("capacity", _CAPACITY)):
             values = data[part]
             if not isinstance(values, dict):
@@ -92,7 +95,9 @@ class ReplicaDescription:
 
     def as_json(self) -> dict[str, Any]:
         """As an object of JSON."""
-        return asdict(self)
+        values = asdict(self)
+        age = time.monotonic() - values.pop("started")
+        return {**values, "age": age}
 
     @property
     def generation(self) -> str:

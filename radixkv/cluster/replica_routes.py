@@ -134,7 +134,7 @@ class _Replica:
     def __init__(self, llm: AsyncLLM, drain: Callable[[], object] | None) -> None:
         self._llm = llm
         self._drain = drain
-        self._started = time.time()
+        self._started = time.monotonic()
         self._instance = secrets.token_hex(8)
         self._announcements = Announcements(llm)
         self._pins = EnginePins(llm)

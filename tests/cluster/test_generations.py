@@ -50,6 +50,17 @@ class TestGenerations:
         assert generations.newest is not None
         assert generations.newest.identity["weights"] == "new"
 
+    def test_clocks_of_hosts_do_not_say_which_one_is_the_newest(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Prompts were written for the old generation where the host of the new one was behind."""
+        generations = Generations()
+        for name, clock, started in (("old", 5000.0, 4000.0), ("new", 100.0, 90.0)):
+            with monkeypatch.context() as patch:
+                patch.setattr("time.monotonic", lambda clock=clock: clock)
+                sent = described(started, weights=name).as_json()
+            generations.add(name, ReplicaDescription.from_json(sent))
+        assert generations.newest is not None
+        assert generations.newest.identity["weights"] == "new"
+
     def test_where_none_is_up_the_last_ones_count(self) -> None:
         generations = Generations()
         generations.add("a", described(1))

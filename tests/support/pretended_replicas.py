@@ -156,7 +156,7 @@ class Cluster:
                 capacity = {**CAPACITY, **self.capacities.get(url, {})}
                 description = {
                     "instance": url,
-                    "started": 0.0,
+                    "age": 0.0,
                     "identity": identity,
                     "capacity": capacity,
                     "chat_template": None,
