@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from pathlib import Path
 
 import httpx
 import pytest
@@ -21,51 +20,10 @@ from support.pretended_replicas import (
 )
 
 from radixkv.cluster import MismatchError, ReplicaSet
-from radixkv.cluster.membership import Membership, read_replicas
+from radixkv.cluster.membership import Membership
 from radixkv.cluster.records import Kind, encode_load, encode_record
 from radixkv.engine.clearing import ALL_NAMESPACES
 from radixkv.errors import ReplicasLostError
-
-
-def test_a_list_of_replicas_in_another_encoding_is_named(tmp_path: Path) -> None:
-    file = tmp_path / "replicas"
-    file.write_bytes("a=http://one  # für alle".encode("latin-1"))
-    with pytest.raises(ValueError, match=rf"{file}: expected UTF-8: .*0xfc"):
-        read_replicas(file)
-
-
-def reload_one_replica(file: Path, *given: dict[str, str]) -> None:
-    """Reload a file beside replicas that are given otherwise, one after another, where one is up: nothing may change."""
-
-    async def main() -> None:
-        replicas = Cluster().replicas()
-        membership = Membership(replicas, {"a": "http://a"})
-        await membership.wait_for_first()
-        await until(lambda: not membership._changing)
-        for each in given:
-            membership.reload(each, file)
-            assert not membership._changing
-            assert replicas.available == replicas.names == ["a"]
-        await membership.close()
-        await replicas.close()
-
-    asyncio.run(main())
-
-
-def test_a_list_with_an_impossible_url_changes_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """The replica of that name used to be removed before its new url was looked at."""
-    file = tmp_path / "replicas"
-    file.write_text("b = http://b\na = http://a:81OO\n")
-    reload_one_replica(file, {})
-    assert f"{file}: line 2: 'a': url: expected http://host:port or unix:///path, got 'http://a:81OO'" in caplog.text
-
-
-def test_an_empty_list_changes_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    file = tmp_path / "replicas"
-    file.write_text("# a = http://a\n")
-    reload_one_replica(file, {}, {"a": "http://a"})
-    (error,) = [record.getMessage() for record in caplog.records if record.levelno == logging.ERROR]
-    assert error == f"replicas are kept as they were: {file}: expected at least one NAME=URL, got none"
 
 
 def test_what_a_drained_replica_has_to_do_counts_while_it_works() -> None:
@@ -372,6 +330,62 @@ def test_a_busy_replica_is_not_silent() -> None:
         cluster.events["http://a"] = [encode_load(LOAD), encode_load(LOAD), encode_record(Kind.HELD), encode_load(LOAD)]
         replicas = await cluster.up("a")
         assert replicas.available == ["a"]
+        await replicas.close()
+
+    asyncio.run(main())
+
+
+def test_a_replica_that_was_refused_is_tried_until_it_is_taken_and_complained_of_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("radixkv.cluster.membership._SECONDS_BETWEEN_ATTEMPTS", 0.0)
+
+    async def main() -> None:
+        cluster = Cluster()
+        cluster.identities["http://b"] = {"block_size": 8}
+        replicas = await cluster.up("a")
+        membership = Membership(replicas, {"a": "http://a"})
+        membership.update({"a": "http://a", "b": "http://b"})
+        await until(lambda: len(cluster.made) > 4)
+        assert sum("block_size: 16, and 8 there" in message for message in caplog.messages) == 1
+        assert not membership.is_outdated
+        cluster.hung.add("http://a")
+        await until(lambda: not replicas.available)
+        assert membership.is_outdated
+        cluster.identities.clear()
+        await until(lambda: replicas.available == ["b"])
+        await until(lambda: not membership._changing)
+        cluster.hung.add("http://b")
+        await until(lambda: not replicas.available)
+        assert not membership.is_outdated  # it may come back
+        await membership.close()
+        await replicas.close()
+
+    asyncio.run(main())
+
+
+def test_a_refusal_is_forgotten_with_the_url_that_it_was_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("radixkv.cluster.membership._SECONDS_BETWEEN_ATTEMPTS", 0.0)
+
+    async def main() -> None:
+        cluster = Cluster()
+        cluster.identities["http://b"] = {"block_size": 8}
+        cluster.hung.add("http://c")
+        replicas = await cluster.up("a")
+        membership = Membership(replicas, {"a": "http://a"})
+        membership.update({"a": "http://a", "b": "http://b"})
+        await until(lambda: membership._refused)
+        cluster.hung.add("http://a")
+        await until(lambda: not replicas.available)
+        assert membership.is_outdated
+        membership.update({"a": "http://a", "b": "http://c"})
+        await until(lambda: not membership.is_outdated)
+        membership.update({"a": "http://a", "b": "http://b"})
+        await until(lambda: membership.is_outdated)
+        membership.update({"a": "http://a"})
+        await until(lambda: not membership._changing)
+        assert not membership.is_outdated
+        await membership.close()
         await replicas.close()
 
     asyncio.run(main())

@@ -27,7 +27,6 @@ from radixkv import (
     StructuredOutputsParams,
 )
 from radixkv.cluster import ReplicaStreams, replica_app
-from radixkv.cluster.received import Received
 from radixkv.cluster.wire import (
     decode_pin,
     decode_prompts,
@@ -39,7 +38,7 @@ from radixkv.cluster.wire import (
     encode_shares,
 )
 from radixkv.errors import ReplicasLostError
-from radixkv.outputs import DraftCounts, Logprob, RequestMetrics
+from radixkv.outputs import RequestMetrics
 from radixkv.prompts import Prompt, as_prompts
 from radixkv.routing import prompt_hashes
 from radixkv.scheduling.tenant_share import TenantShare
@@ -281,53 +280,6 @@ def test_a_stopped_replica_s_beam_search_is_begun_anew_elsewhere() -> None:
     asyncio.run(main())
 
 
-def test_a_replica_drained_before_the_first_token_tells_nothing_of_the_prompt(llm: LLM) -> None:
-    known = RequestOutput("one", None, [5, 6], None, [], False, 0, RequestMetrics(0.0))
-    received = Received(1, (), 8, known.metrics)
-    drained = replace(known, outputs=[CompletionOutput(0, "", [], 0.0, finish_reason="abort")], finished=True)
-    assert not received.add(drained).finished
-    begun = replace(
-        known,
-        outputs=[CompletionOutput(0, "a", [7], 0.0)],
-        num_cached_tokens=1,
-        prompt_logprobs=[None, {6: Logprob(-1.0, 1, None)}],
-    )
-    delta = received.add(begun)
-    assert (delta.num_cached_tokens, delta.prompt_logprobs) == (1, begun.prompt_logprobs)
-    later = received.add(replace(known, outputs=[CompletionOutput(0, "b", [8], 0.0)]))
-    assert later.prompt_logprobs == begun.prompt_logprobs
-    assert received.outputs[0].token_ids == [7, 8]
-
-
-def test_an_answer_that_was_aborted_elsewhere_goes_on() -> None:
-    """Its first new tokens used to be refused as those of a sample that has ended."""
-    known = RequestOutput("one", None, [5, 6], None, [], False, 0, RequestMetrics(0.0))
-    received = Received(1, (CompletionOutput(0, "a", [7], 0.0, finish_reason="abort"),), 8, known.metrics)
-    received.add(replace(known, outputs=[CompletionOutput(0, "b", [8], 0.0)]))
-    assert (received.outputs[0].token_ids, received.outputs[0].finish_reason) == ([7, 8], None)
-
-
-def test_a_sample_that_has_ended_does_not_go_on() -> None:
-    metrics = RequestMetrics(0.0)
-    known = RequestOutput("one", None, [5, 6], None, [], False, 0, metrics)
-    received = Received(2, (), 8, metrics)
-    ended = CompletionOutput(0, "a", [7], 0.0, finish_reason="stop")
-    received.add(replace(known, outputs=[ended]))
-    for part in (replace(ended, token_ids=[8]), replace(ended, token_ids=[], finish_reason=None)):
-        with pytest.raises(ValueError, match="nothing more of sample 0, which has ended"):
-            received.add(replace(known, outputs=[CompletionOutput(1, "b", [9], 0.0), part]))
-    assert [output.token_ids for output in received.outputs] == [[7], []]
-    assert received.add(replace(known, outputs=[replace(ended, token_ids=[])])).outputs == []
-
-
-def test_the_end_of_a_sample_that_came_with_the_request_is_told_once() -> None:
-    metrics = RequestMetrics(0.0)
-    ended = CompletionOutput(0, "a", [7], 0.0, finish_reason="stop")
-    received = Received(2, (ended, CompletionOutput(1, "b", [8], 0.0)), 8, metrics)
-    again = RequestOutput("one", None, [5, 6], None, [replace(ended, text="", token_ids=[])], False, 0, metrics)
-    assert [received.add(again).outputs, received.add(again).outputs] == [again.outputs, []]
-
-
 def test_the_end_of_a_sample_is_told_although_no_token_comes_with_it() -> None:
     """A replica that computed a long prompt in parts told it before the other sample's next token: it was lost."""
     ended = CompletionOutput(0, "a", [7], 0.0, finish_reason="stop")
@@ -346,22 +298,6 @@ def test_the_end_of_a_sample_is_told_although_no_token_comes_with_it() -> None:
         assert [(output.token_ids, output.finish_reason) for output in outputs] == [([], "stop"), ([9], "length")]
 
     asyncio.run(main())
-
-
-def test_what_replicas_count_for_one_request_is_added_up() -> None:
-    metrics = RequestMetrics(0.0)
-    known = RequestOutput("one", None, [5, 6], None, [], False, 0, metrics)
-    received = Received(1, (), 8, metrics)
-    for loaded, drafts in ((16, [(4, 2), (6, 3)]), (32, [(5, 5)])):
-        received.begin_attempt()
-        for drafted, accepted in drafts:
-            counted = RequestMetrics(0.0, loaded_tokens={"disk": loaded}, load_seconds=0.5)
-            counted.drafts["tree"] = DraftCounts(drafted, accepted)
-            delta = replace(known, outputs=[CompletionOutput(0, "a", [7], 0.0)], metrics=counted)
-            assert received.add(delta).metrics is metrics
-    assert metrics.drafts == {"tree": DraftCounts(11, 8)}
-    # As for cached tokens, the replica that had the prompt first counts.
-    assert (metrics.loaded_tokens, metrics.load_seconds) == ({"disk": 16}, 0.5)
 
 
 def test_what_was_begun_elsewhere_needs_its_seed_and_every_sample(llm: LLM) -> None:

@@ -28,3 +28,27 @@ def test_what_starts_while_the_registry_is_restarted_waits_for_it(
     registry: Any = SimpleNamespace(secret=SimpleNamespace(remote=secret))
     assert asyncio.run(calls.shared_secret(registry)) == "the secret of all"
     assert len(caplog.messages) == 2
+
+
+def test_what_is_repeated_goes_on_after_calls_that_failed_and_says_so_once(caplog: pytest.LogCaptureFixture) -> None:
+    outcomes = iter([TimeoutError(), ActorDiedError(), None, TimeoutError(), ValueError("planted")])
+
+    async def step() -> None:
+        outcome = next(outcomes)
+        if outcome is not None:
+            raise outcome
+
+    with pytest.raises(ValueError, match="planted"):
+        asyncio.run(calls.repeat("asking for replicas", step, 0.0))
+    assert caplog.messages == [
+        "asking for replicas: TimeoutError(); trying again",
+        "asking for replicas: TimeoutError(); trying again",
+    ]
+
+
+def test_a_call_that_is_not_answered_ends() -> None:
+    async def main() -> None:
+        with pytest.raises(TimeoutError):
+            await calls.answer_of(asyncio.Event().wait(), 0.0)
+
+    asyncio.run(main())
