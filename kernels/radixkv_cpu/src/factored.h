@@ -1,26 +1,26 @@
-// Products of 4-bit integers with decoding rows, in bfloat16: a group's products are added before they are scaled.
+// Products of 4-bit integers with decoding rows: a group's products are added before they are scaled.
 //
 //     x . weights = sum over groups of scale * (x . integers) + centre * (sum of x)
 //
-// No weight is computed: integers of 4 bits are exact in bfloat16, so two shifts and look-ups give the factors of two dot
-// product instructions. A prompt's rows are not multiplied so: two additions more for every group of a row are a tenth of its
+// No weight is computed. A prompt's rows are not multiplied so: two additions more for every group of a row are a tenth of its
 // products, while hundreds of rows share the work of making weights. With AMX no rows are: tiles would be stored, scaled and
 // added after every group, and many rows are slower without tiles.
 #pragma once
 
 #include "quantised.h"
 
-#if defined(__AVX512BF16__) && !defined(__AMX_BF16__)
+#if (defined(__AVX512BF16__) && !defined(__AMX_BF16__)) || !defined(__AVX512F__)
 #define RADIXKV_FACTORED
 
 namespace radixkv {
 
-// Formats whose products are computed so.
-template <typename Format>
+// Products that are computed so: with dot products of bfloat16 only those in bfloat16, of which they gain most.
+template <typename T, typename Format>
 constexpr bool kIsFactored = false;
-template <typename Number, int LOWEST>
-constexpr bool kIsFactored<Nibbles<Number, LOWEST>> = true;
+template <typename T, typename Number, int LOWEST>
+constexpr bool kIsFactored<T, Nibbles<Number, LOWEST>> = kPairs<T> || !kHasPairProducts;
 
+#if defined(__AVX512BF16__)
 // sums[group] = sum of a row's inputs of a group.
 inline void sum_groups(const BF16* x, int64_t inputs, float* sums) {
     const __m512bh ones = (__m512bh)_mm512_set1_epi16(0x3f80);
@@ -28,7 +28,8 @@ inline void sum_groups(const BF16* x, int64_t inputs, float* sums) {
         *sums++ = sum(_mm512_dpbf16_ps(F32{}, (__m512bh)_mm512_loadu_si512(x + k), ones));
 }
 
-// Products with panels of a format. A row's are the same to the last bit, however many rows there are.
+// Products with panels of a format. A row's are the same to the last bit, however many rows there are. Integers of 4 bits are
+// exact in bfloat16, so two shifts and look-ups give the factors of two dot product instructions.
 template <typename Format>
 class FactoredProduct {
    public:
@@ -94,6 +95,136 @@ class FactoredProduct {
         return _mm512_broadcast_i64x4((__m256i)_mm512_cvtneps_pbh(integers));
     }
 };
+#else
+// sums[group] = sum of a row's inputs of a group.
+inline void sum_groups(const float* x, int64_t inputs, float* sums) {
+    for (int64_t k = 0; k < inputs; k += kGroup) {
+        F32 total{};
+        for (int i = 0; i < kGroup; i += kLanes) total += load(x + k + i);
+        *sums++ = sum(total);
+    }
+}
+
+// Products with one thread's panels of a format. A row's are the same to the last bit, however many rows there are. Integers count
+// from 0 up here, so that nothing is added to each: centres make up for it.
+template <typename Format>
+class FactoredProduct {
+   public:
+    // sums[row][0..31] = x[row] . panel, of rows next to each other; `x_sums` are those of their groups, by `sum_groups`.
+    void multiply(int64_t rows, const float* x, const float* x_sums, const uint8_t* panel, int64_t inputs, float* sums) {
+        const int64_t num_groups = inputs / kGroup;
+        std::fill_n(sums, rows * kPanel, 0.0f);
+        for (int64_t group = 0; group < num_groups; group++, x += kGroup, panel += Format::kGroupBytes) {
+            prefetch<Format>(panel);
+            const uint8_t* nibbles = panel + Format::Header::kBytes;
+            Header numbers(panel, 0, 0);
+            for (int j = 0; j < kVectors; j++) numbers.centre[j] += float(Format::kLowest) * numbers.scale[j];
+            const Group of_group{x, inputs, x_sums + group, num_groups, numbers, sums};
+            if (rows == 1) {
+                multiply_few<1>(of_group, nibbles);
+            } else if (rows == 2) {
+                multiply_few<2>(of_group, nibbles);
+            } else {
+                for_integers(nibbles, [&](int input, const F32(&integers)[kVectors]) {
+                    for (int j = 0; j < kVectors; j++) store(integers_.get() + input * kPanel + j * kLanes, integers[j]);
+                });
+                const int64_t block = PanelProduct<float>::rows_at_once(rows);
+                for (int64_t row = 0; row < rows; row += block) multiply_block(int(std::min(block, rows - row)), of_group.from(row));
+            }
+        }
+    }
+
+   private:
+    using Header = typename Format::Header;
+
+    // Rows' inputs of a group, their sums, the group's numbers, and the rows' sums over all groups.
+    struct Group {
+        const float* x;
+        int64_t stride;
+        const float* x_sums;
+        int64_t num_groups;
+        const Header& numbers;
+        float* sums;
+
+        Group from(int64_t row) const {
+            return {x + row * stride, stride, x_sums + row * num_groups, num_groups, numbers, sums + row * kPanel};
+        }
+    };
+
+    // Integers go from registers to registers.
+    template <int ROWS>
+    static void multiply_few(const Group& group, const uint8_t* nibbles) {
+        F32 part[ROWS][kVectors] = {};
+        for_integers(nibbles, [&](int input, const F32(&integers)[kVectors]) {
+#pragma GCC unroll 2
+            for (int row = 0; row < ROWS; row++) {
+                const F32 factor = broadcast(group.x[row * group.stride + input]);
+#pragma GCC unroll 4
+                for (int j = 0; j < kVectors; j++) part[row][j] += factor * integers[j];
+            }
+        });
+        add_scaled<ROWS, kVectors>(part, group, 0);
+    }
+
+    // Integers have been converted for all rows.
+    template <int ROWS = kMaxRows>
+    void multiply_block(int rows, const Group& group) const {
+        if constexpr (ROWS > 1) {
+            if (rows < ROWS) return multiply_block<ROWS - 1>(rows, group);
+        }
+        constexpr int kWidth = width_of(ROWS);
+        for (int first = 0; first < kVectors; first += kWidth) {
+            F32 part[ROWS][kWidth] = {};
+            for (int input = 0; input < kGroup; input++) {
+                F32 integers[kWidth];
+#pragma GCC unroll 4
+                for (int j = 0; j < kWidth; j++) integers[j] = load(integers_.get() + input * kPanel + (first + j) * kLanes);
+#pragma GCC unroll 8
+                for (int row = 0; row < ROWS; row++) {
+                    const F32 factor = broadcast(group.x[row * group.stride + input]);
+#pragma GCC unroll 4
+                    for (int j = 0; j < kWidth; j++) part[row][j] += factor * integers[j];
+                }
+            }
+            add_scaled<ROWS, kWidth>(part, group, first);
+        }
+    }
+
+    // Calls use(input, integers) for every input of a group, and all features.
+    template <typename Use>
+    static void for_integers(const uint8_t* nibbles, Use use) {
+        for (int input = 0; input < kGroup; input += 4, nibbles += 2 * sizeof(U32)) {
+            const U32 words[2] = {load_as<U32>(nibbles), load_as<U32>(nibbles + sizeof(U32))};
+#pragma GCC unroll 4
+            for (int next = 0; next < 4; next++) {
+                F32 integers[kVectors];
+#pragma GCC unroll 4
+                for (int j = 0; j < kVectors; j++)
+                    integers[j] = lowest_nibbles<0>(words[j % 2] >> (next % 2 * 16 + next / 2 * 8 + j / 2 * 4));
+                use(input + next, integers);
+            }
+        }
+    }
+
+    template <int ROWS, int WIDTH>
+    static void add_scaled(const F32 (&part)[ROWS][WIDTH], const Group& group, int first) {
+#pragma GCC unroll 8
+        for (int row = 0; row < ROWS; row++) {
+            const F32 x_sum = broadcast(group.x_sums[row * group.num_groups]);
+#pragma GCC unroll 4
+            for (int j = 0; j < WIDTH; j++) {
+                float* to = group.sums + row * kPanel + (first + j) * kLanes;
+                F32 total = load(to);
+                total += group.numbers.scale[first + j] * part[row][j];
+                total += group.numbers.centre[first + j] * x_sum;
+                store(to, total);
+            }
+        }
+    }
+
+    Scratch<float> integers_{kGroup * kPanel};
+};
+#endif
 
 }  // namespace radixkv
 #endif

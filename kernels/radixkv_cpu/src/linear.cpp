@@ -113,7 +113,7 @@ class FloatProduct {
 
     void multiply_packed(int64_t rows, const Input<T>* packed, const uint8_t* panel, int64_t inputs, float* sums) {
         const auto* weights = reinterpret_cast<const T*>(panel);
-        if constexpr (!std::is_same_v<T, Input<T>>)
+        if constexpr (kConverts<T>)
             if (rows > kFewPackedRows)
                 return multiply_parts<Input<T>>(rows, packed, weights, inputs, sums, [this](const T* part, int64_t count) {
                     widen(part, count);
@@ -148,7 +148,7 @@ class FloatProduct {
     }
 
     PanelProduct<T> product_;
-    Scratch<float> widened_{std::is_same_v<T, Input<T>> ? 1 : kPanelDepth<float> * kPanel};
+    Scratch<float> widened_{kConverts<T> ? kPanelDepth<float> * kPanel : 1};
 };
 
 template <typename T, typename Product>
@@ -159,15 +159,9 @@ void run(const Linear& linear, const std::vector<Chunk>& chunks) {
     const int64_t panel_bytes = Product::panel_bytes(linear.inputs);
     const bool packs = PanelProduct<T>::packs(most_rows);
     const int64_t num_tasks = units * int64_t(chunks.size()), at_once = tasks_at_once(num_tasks);
+    Scratch<Input<T>> prepared(packs || kConverts<T> ? linear.rows * linear.inputs : 1);
     const auto* x = static_cast<const T*>(linear.x);
-    constexpr bool kConverts = !std::is_same_v<Input<T>, T>;
-    Scratch<Input<T>> prepared(packs || kConverts ? linear.rows * linear.inputs : 1);
-    const Input<T>* inputs = prepared.get();
-    if constexpr (kConverts) {
-        if (!packs) copy_inputs(x, linear.rows * linear.inputs, prepared.get());
-    } else if (!packs) {
-        inputs = x;
-    }
+    const Input<T>* inputs = packs ? prepared.get() : as_inputs(x, linear.rows * linear.inputs, prepared.get());
 #pragma omp parallel
     {
         if (packs) {
@@ -209,13 +203,14 @@ void run(const Linear& linear, const std::vector<Chunk>& chunks) {
 
 #if defined(RADIXKV_FACTORED)
 // Products of all rows, by factored.h.
-template <typename Format>
+template <typename T, typename Format>
 void run_factored(const Linear& linear) {
     const int64_t units = num_units(linear), inputs = linear.inputs, num_groups = inputs / kGroup;
     const int64_t panel_bytes = num_groups * Format::kGroupBytes, threads = omp_get_max_threads();
     const bool are_few = linear.rows <= kFewRows;
     const int64_t at_once = are_few ? (units + threads - 1) / threads : tasks_at_once(units);
-    const auto* x = static_cast<const BF16*>(linear.x);
+    Scratch<Input<T>> converted(kConverts<T> ? linear.rows * inputs : 1);
+    const Input<T>* x = as_inputs(static_cast<const T*>(linear.x), linear.rows * inputs, converted.get());
     Scratch<float> x_sums(linear.rows * num_groups);
     // For few rows, having threads wait for each other would take longer.
 #pragma omp parallel for schedule(static) if (!are_few)
@@ -223,13 +218,14 @@ void run_factored(const Linear& linear) {
 #pragma omp parallel
     {
         const UnitSums sums(linear, std::min(linear.rows, kRowChunk));
+        FactoredProduct<Format> product;
 #pragma omp for schedule(dynamic, at_once)
         for (int64_t unit = 0; unit < units; unit++)
             for (int64_t first = 0; first < linear.rows; first += kRowChunk) {
                 const int64_t rows = std::min(linear.rows - first, kRowChunk);
-                compute_unit<BF16>(linear, {0, first, rows}, unit, sums, [&](int64_t panel, float* to) {
-                    FactoredProduct<Format>::multiply(rows, x + first * inputs, x_sums.get() + first * num_groups,
-                                                      static_cast<const uint8_t*>(linear.weight) + panel * panel_bytes, inputs, to);
+                compute_unit<T>(linear, {0, first, rows}, unit, sums, [&](int64_t panel, float* to) {
+                    product.multiply(rows, x + first * inputs, x_sums.get() + first * num_groups,
+                                     static_cast<const uint8_t*>(linear.weight) + panel * panel_bytes, inputs, to);
                 });
             }
     }
@@ -282,11 +278,11 @@ void run_triples(const Linear& linear, const Linear& decoding) {
 template <typename T, typename Format>
 void run_quantised(const Linear& linear, const std::vector<Chunk>& chunks) {
 #if defined(RADIXKV_FACTORED)
-    if constexpr (kPairs<T> && kIsFactored<Format>)
+    if constexpr (kIsFactored<T, Format>)
         if (linear.num_decoding > 0) {
-            if (linear.num_decoding == linear.rows) return run_factored<Format>(linear);
+            if (linear.num_decoding == linear.rows) return run_factored<T, Format>(linear);
             const DecodingRows<T> decoding(linear);
-            run_factored<Format>(decoding.linear());
+            run_factored<T, Format>(decoding.linear());
             run<T, QuantisedProduct<T, Format>>(linear, prompt_chunks(linear, kRowChunk));
             return decoding.put_back();
         }

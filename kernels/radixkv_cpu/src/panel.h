@@ -38,18 +38,30 @@ constexpr bool kAsPairs = kPairs<T> && kHasPairProducts;
 // every few columns.
 template <typename T>
 using Input = std::conditional_t<kAsTiles<T> || kAsPairs<T>, T, float>;
+template <typename T>
+constexpr bool kConverts = !std::is_same_v<T, Input<T>>;
 
 template <typename T>
 void copy_inputs(const T* from, int64_t count, Input<T>* to) {
-    if constexpr (std::is_same_v<T, Input<T>>) {
-        constexpr int64_t kLine = 64 / sizeof(T);
-        int64_t at = 0;
-        for (; at + kLine <= count; at += kLine) std::memcpy(static_cast<void*>(to + at), from + at, 64);
-        if (at < count) std::memcpy(static_cast<void*>(to + at), from + at, (count - at) * sizeof(T));
-    } else {
-        int64_t at = 0;
+    int64_t at = 0;
+    if constexpr (kConverts<T>) {
         for (; at + kLanes <= count; at += kLanes) store(to + at, load(from + at));
         for (; at < count; at++) to[at] = to_float(from[at]);
+    } else {
+        constexpr int64_t kLine = 64 / sizeof(T);
+        for (; at + kLine <= count; at += kLine) std::memcpy(static_cast<void*>(to + at), from + at, 64);
+        if (at < count) std::memcpy(static_cast<void*>(to + at), from + at, (count - at) * sizeof(T));
+    }
+}
+
+// The numbers themselves, or copies of them if they are kept as others.
+template <typename T>
+const Input<T>* as_inputs(const T* x, int64_t count, Input<T>* copies) {
+    if constexpr (kConverts<T>) {
+        copy_inputs(x, count, copies);
+        return copies;
+    } else {
+        return x;
     }
 }
 
