@@ -57,13 +57,16 @@ class SlotTable:
                 found.append((key, entry))
         return found
 
-    def mark_used(self, prefix: Sequence[BlockKey]) -> None:
+    def mark_used(self, prefix: Sequence[BlockKey]) -> int:
         """The blocks were used now, see `radixkv.tiers.tier.RecencyOrdered`.
 
         Those before them stay longer, too; after a restart only if they are marked themselves. A long prefix is put in many
         parts, and to write down at each when all before it were used would take longer than writing the part.
+
+        Returns:
+            How many of those before them are there.
         """
-        now = time.time()
+        now, num_before = time.time(), 0
         with self._lock:
             for rank, key in enumerate(reversed(prefix)):
                 entry = self._entries.get(key.digest)
@@ -73,6 +76,8 @@ class SlotTable:
             for key in prefix[0].ancestors() if prefix else ():
                 if key.digest in self._entries:
                     self._entries.move_to_end(key.digest)
+                    num_before += 1
+        return num_before
 
     def add(self, keys: Sequence[BlockKey], blocks: Sequence[IndexedBlock]) -> None:
         """The blocks are in their slots now."""

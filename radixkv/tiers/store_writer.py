@@ -116,9 +116,11 @@ class StoreWriter:
     def put(self, keys: Sequence[BlockKey], blocks: BlockBytes, *, lent: bool) -> int:
         """Queue the blocks that are not there; returns how many were dropped. See `MediumQueue.put`."""
         # Blocks that are there must not be evicted for the rest of their prefix.
-        self.table.mark_used(keys)
+        num_before = self.table.mark_used(keys)
         missing = self.table.missing(keys)
-        return self._writer.put(keys, blocks, missing, lent=lent)
+        # The first ones, where they are more than fit beside those before them: without these they could not be found.
+        fitting = [row for row in missing if row < self._capacity - num_before]
+        return len(missing) - len(fitting) + self._writer.put(keys, blocks, fitting, lent=lent)
 
     def clear(self, namespace: bytes | None) -> None:
         """See `radixkv.tiers.disk_tier.DiskTier.clear`."""
@@ -236,6 +238,8 @@ class StoreWriter:
         try:
             if self._writes.ready:
                 written = self._write_slots(batch)
+                for pending in batch:  # of a call that had no room for its last block, too
+                    self.table.mark_used(pending.prefix)
                 self._writes.worked()
                 self._tidy()  # what could not be done before
         except (*MediumErrors, StoreInUseError) as error:
@@ -275,8 +279,6 @@ class StoreWriter:
                 with self._clear_lock:
                     kept = [pending for pending in blocks if not pending.cancelled]
                     self.table.add([pending.key for pending in kept], [blocks[pending] for pending in kept])
-            for pending in kept:
-                self.table.mark_used(pending.prefix)
         except BaseException:
             self._discard(slots)
             raise

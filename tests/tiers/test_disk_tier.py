@@ -233,6 +233,8 @@ def test_of_a_prefix_longer_than_the_store_the_head_is_kept(open_tier: OpenTier)
     put(tier, keys, blocks)
     assert np.array_equal(get(tier, keys), blocks[:40])
     assert tier.stats.dropped_blocks == 40
+    put(tier, prefix_keys("b", *range(3)), BLOCKS[:3])
+    assert np.array_equal(get(tier, keys), blocks[:37])
 
 
 @pytest.mark.parametrize("restarts", [False, True])
@@ -260,6 +262,20 @@ def test_of_a_prefix_that_was_put_in_several_calls_the_tail_makes_room_first(ope
     put(tier, keys[4:], blocks[4:])
     put(tier, prefix_keys("b", *range(3)), BLOCKS[:3])
     assert np.array_equal(get(tier, keys), blocks[:7])
+
+
+def test_the_rest_of_a_prefix_that_fills_the_store_does_not_keep_others_out(open_tier: OpenTier) -> None:
+    """In one batch with it, blocks of others were dropped, too: all that could have made room for them was before it."""
+    tier, let_go = open_tier(capacity_bytes=8 * SLOT), threading.Event()
+    keys, blocks, other = prefix_keys("", *range(12)), random_blocks(1, 12), prefix_keys("b", 1)
+    put(tier, keys[:8], blocks[:8])
+    assert tier._writer is not None
+    tier._writer._writer.call(mock.Mock(side_effect=let_go.wait))
+    tier.put_many(keys[8:], blocks[8:])
+    tier.put_many(other, BLOCKS[:1])
+    let_go.set()
+    assert tier.flush(600)
+    assert (tier.contains_prefix(keys), tier.contains_prefix(other)) == (7, 1)
 
 
 def test_slots_that_make_room_are_written_in_one_call(open_tier: OpenTier) -> None:
