@@ -179,6 +179,8 @@ def _rename_to_new(draft: Path, path: Path) -> None:
     except OSError as error:
         if error.errno not in _NO_LINK:
             raise
+    if _is_made(path):
+        return None  # without a lock, which not every file system has, or a right to write that file
     # An empty file takes the name, and whoever locks it replaces it: if that process is killed in between, the next one does.
     with open(path, "ab", opener=open_private) as place:
         fcntl.flock(place, fcntl.LOCK_EX)

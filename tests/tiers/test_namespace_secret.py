@@ -141,6 +141,16 @@ def test_of_two_processes_that_make_a_secret_without_hard_links_one_does(tmp_pat
     assert [path.name for path in tmp_path.iterdir()] == ["namespaces.secret"]
 
 
+def test_a_secret_that_another_process_made_first_needs_no_lock(tmp_path: Path) -> None:
+    """Where files cannot be locked, the second of two processes went on with a secret of its own."""
+    first = secret(None, tmp_path)
+    with (
+        mock.patch.object(namespace_secret, "_is_made", side_effect=[False, True]),  # a moment before
+        mock.patch.object(fcntl, "flock", side_effect=OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))),
+    ):
+        assert secret(None, tmp_path) == first
+
+
 def test_a_disk_has_its_own_where_the_shared_folder_was_never_there(tmp_path: Path) -> None:
     disk, shared = tmp_path / "disk", tmp_path / "shared"
     shared.write_text("no folder")
