@@ -65,7 +65,7 @@ def open_tiers(
             a secret.
     """
     for tier in config.tiers:
-        lacks = [name for name in _PARTS_OF_TIERS if not hasattr(tier, name)]
+        lacks = [name for name in _PARTS_OF_TIERS if not (hasattr(type(tier), name) or hasattr(tier, name))]
         if lacks or isinstance(tier, type):
             without = f", which has no {', '.join(lacks)}" if lacks else ""
             raise TypeError(f"tiers: expected objects like radixkv.tiers.tier.Tier, got {tier!r:.80}{without}")

@@ -9,6 +9,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from support.dict_tier import DictTier
 from support.faulty_os import disconnected
 from support.tiered_llm import GREEDY, PROMPTS, answers, evict_all, make
 
@@ -16,6 +17,7 @@ from radixkv.engine.clearing import ALL_NAMESPACES, NamespaceSelection
 from radixkv.server.run import namespaces_secret
 from radixkv.tiers import backoff
 from radixkv.tiers.host_tier import HostTier
+from radixkv.tiers.stats import StoreStats
 
 
 def test_an_engine_that_cannot_be_made_leaves_the_folder_free(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -145,6 +147,17 @@ def test_what_is_no_tier_or_too_small_for_one_is_refused_by_its_option(tmp_path:
     ):
         with pytest.raises(ValueError, match=rf"^{[*options][-1]}: expected at least the \d+ bytes .* takes, got 9$"):
             make(**options)
+
+
+def test_counters_are_not_read_before_a_tier_is_used() -> None:
+    """A tier was refused whose counters cannot be read yet, though they may be missing at any later time."""
+
+    class NotConnected(DictTier):
+        @property
+        def stats(self) -> StoreStats:
+            raise ConnectionError("not yet")
+
+    make(tiers=[NotConnected()]).shutdown()
 
 
 @pytest.mark.parametrize("option", ["disk_cache", "shared_cache"])
