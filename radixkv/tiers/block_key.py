@@ -40,6 +40,10 @@ class BlockKey:
     is_whole: bool = True
     parent: BlockKey | None = field(default=None, repr=False, compare=False)
 
+    def __reduce__(self) -> tuple[type[BlockKey], tuple[bytes, bytes, bytes, bool]]:
+        """For pickle and copies: without those before it."""
+        return BlockKey, (self.namespace, self.digest, self.tokens, self.is_whole)
+
     def ancestors(self) -> Iterator[BlockKey]:
         """The blocks before it, as far as they are known, the nearest first."""
         key = self.parent
