@@ -65,9 +65,8 @@ class TenantUsage:
         self.num_seqs[tenant] += group.num_seqs
         self._lowest_floor = max(self._lowest_floor, self._lowest_floor_of(tenant))
         self._uncharged[tenant] += uncharged
-        if (
-            len(group.prefill_token_ids) == 1
-        ):  # nothing is charged for it: its tenant may come before some that have no claim
+        # Where nothing is charged for the group, its tenant may come before some that have no claim.
+        if len(group.prefill_token_ids) == 1:
             self._last_without_claim = None
 
     def remove(self, groups: Collection[SequenceGroup]) -> None:

@@ -83,9 +83,8 @@ def make_store_folder(root: Path, codec: RecordCodec) -> Path:
                 json.dump(fields, file, indent=2)
             sync(draft)
             draft.rename(header)
-        except BaseException:
+        finally:
             draft.unlink(missing_ok=True)
-            raise
         sync(folder)
     return folder
 

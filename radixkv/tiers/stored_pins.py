@@ -59,9 +59,9 @@ class StoredPins:
         # Pins of an earlier process that are not in force yet, by name.
         self._waiting: dict[str, StoredPin] = {}
         self._in_force: dict[str, StoredPin] = {}
-        # What the index lacks: changed pins by name (None: to be forgotten), and groups to be cleared before those changes:
+        # What the index lacks: changed pins by name (None: to be forgotten), and groups to be cleared before those changes,
+        # each with an object that stands for the last time that it was cleared.
         self._changes: dict[str, StoredPin | None] = {}
-        # for each, an object that stands for the last time that it was cleared.
         self._cleared: dict[bytes | None, object] = {}
 
     @property
