@@ -7,7 +7,6 @@ import time
 from collections import Counter, OrderedDict
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import chain
 
 import numpy as np
 
@@ -95,9 +94,9 @@ class HostTier:
         written: dict[bytes, BlockKey] = {}
         num_there = 0
         with self._put_lock:
-            self.mark_used(keys)
+            num_before = self._mark_used(keys)
             # The first ones, where they are more than fit beside those before them: without these they could not be found.
-            room = self.capacity - self._count_ancestors(keys)
+            room = self.capacity - num_before
             for key, block in reversed([*zip(keys, blocks, strict=True)][:room]):
                 with self._lock:
                     if key.digest in self._entries:
@@ -127,10 +126,7 @@ class HostTier:
 
     def mark_used(self, prefix: Sequence[BlockKey]) -> None:
         """See `radixkv.tiers.tier.RecencyOrdered`."""
-        with self._lock:
-            for key in chain(reversed(prefix), prefix[0].ancestors() if prefix else ()):
-                if key.digest in self._entries:
-                    self._entries.move_to_end(key.digest)
+        self._mark_used(prefix)
 
     def clear(self, namespace: bytes | None = None) -> None:
         """See `Tier.clear`."""
@@ -152,10 +148,18 @@ class HostTier:
         """Forget everything."""
         self.clear()
 
-    def _count_ancestors(self, keys: Sequence[BlockKey]) -> int:
-        """How many of the blocks before the first of some are there."""
+    def _mark_used(self, prefix: Sequence[BlockKey]) -> int:
+        """`mark_used`; returns how many of the blocks before the prefix are there."""
+        num_before = 0
         with self._lock:
-            return sum(key.digest in self._entries for key in keys[0].ancestors()) if keys else 0
+            for key in reversed(prefix):
+                if key.digest in self._entries:
+                    self._entries.move_to_end(key.digest)
+            for key in prefix[0].ancestors() if prefix else ():
+                if key.digest in self._entries:
+                    self._entries.move_to_end(key.digest)
+                    num_before += 1
+        return num_before
 
     def _take_row(self) -> tuple[int | None, bytes | None]:
         """A free row, or that of the least recently used block and its digest; no row: all are being read."""
