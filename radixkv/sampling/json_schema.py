@@ -13,7 +13,7 @@ from radixkv.sampling.json_names import replace_patterns_of_few_names, replace_p
 from radixkv.sampling.json_numbers import limit_bounds, unusable_number
 from radixkv.sampling.json_patterns import rewrite_pattern
 from radixkv.sampling.json_references import References
-from radixkv.sampling.json_unique import replace_unique_items
+from radixkv.sampling.json_unique import UniqueItems
 from radixkv.tools.grammar import JSON_WHITESPACE
 
 if TYPE_CHECKING:
@@ -76,10 +76,11 @@ def prepare_schema(schema: Any) -> Any:
     _check_sizes(objects)
     for part in objects:
         limit_bounds(part)
+    unique_items = UniqueItems(references)
     for _, part in _subschemas(schema):
         replace_format(part)
         rewrite_pattern(part)
-        replace_unique_items(part, references)
+        unique_items.replace(part)
         replace_one_of(part, references)
         for keyword in _ANNOTATIONS & set(part):
             del part[keyword]

@@ -3,36 +3,60 @@
 from __future__ import annotations
 
 import itertools
+import json
+import math
 from typing import Any
 
 from radixkv.sampling.json_references import References
 
 # Of four values there are 65 arrays, of five 326.
 _MAX_VALUES = 4
+_MAX_CHARACTERS_OF_VALUES = 1_000
+# In a whole schema: compiling this many takes half a second, and ten times as many are too large for the compiler.
+_MAX_ARRAYS = 1_000
 _OF_ARRAYS = ("items", "uniqueItems", "minItems", "maxItems")
 
 
-def replace_unique_items(part: dict[str, Any], references: References) -> None:
-    """Name all arrays that there may be, in place, if they consist of a few different values; leave out what says nothing.
-
-    Pydantic writes ``set[Literal["a", "b"]]`` in this way.
+class UniqueItems:
+    """The arrays of different items within one schema.
 
     Args:
-        part: a schema, perhaps with ``uniqueItems``.
-        references: of the schema that it is a part of.
+        references: of the schema.
     """
-    least, most = part.get("minItems", 0), part.get("maxItems", _MAX_VALUES)
-    if part.get("uniqueItems") is False or ("uniqueItems" in part and most in (0, 1)):
-        del part["uniqueItems"]
-    if part.get("uniqueItems") is not True or part.get("type") != "array" or "enum" in part or "prefixItems" in part:
-        return
-    values = _values(part.get("items"), references)
-    if not 0 < len(values) <= _MAX_VALUES or not isinstance(least, int) or not isinstance(most, int):
-        return
-    lengths = range(least, min(most, len(values)) + 1)
-    for keyword in _OF_ARRAYS:
-        part.pop(keyword, None)
-    part["enum"] = [list(array) for length in lengths for array in itertools.permutations(values, length)]
+
+    def __init__(self, references: References) -> None:
+        self._references = references
+        self._num_named = 0
+
+    def replace(self, part: dict[str, Any]) -> None:
+        """Name all arrays that there may be, in place, if they consist of few different values; leave out what says nothing.
+
+        Pydantic writes ``set[Literal["a", "b"]]`` in this way.
+
+        Args:
+            part: of the schema, perhaps with ``uniqueItems``.
+        """
+        least, most = part.get("minItems", 0), part.get("maxItems", _MAX_VALUES)
+        if part.get("uniqueItems") is False or ("uniqueItems" in part and most in (0, 1)):
+            del part["uniqueItems"]
+        if (
+            part.get("uniqueItems") is not True
+            or part.get("type") != "array"
+            or "enum" in part
+            or "prefixItems" in part
+        ):
+            return
+        values = _values(part.get("items"), self._references)
+        if not 0 < len(values) <= _MAX_VALUES or not isinstance(least, int) or least < 0 or not isinstance(most, int):
+            return
+        lengths = range(least, min(most, len(values)) + 1)
+        num_arrays = self._num_named + sum(math.perm(len(values), length) for length in lengths)
+        if num_arrays > _MAX_ARRAYS or len(json.dumps(values)) > _MAX_CHARACTERS_OF_VALUES:
+            return
+        self._num_named = num_arrays
+        for keyword in _OF_ARRAYS:
+            part.pop(keyword, None)
+        part["enum"] = [list(array) for length in lengths for array in itertools.permutations(values, length)]
 
 
 def _values(schema: Any, references: References) -> list[Any]:

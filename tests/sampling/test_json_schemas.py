@@ -145,12 +145,25 @@ def test_arrays_of_a_few_different_values_are_enforced(
         {"items": {"$ref": "#/$defs/nothing"}},
         {"items": {"enum": [1]}, "prefixItems": [{}]},
         {"items": {"enum": [1]}, "type": ["array", "null"]},
+        {"items": {"enum": [1, 2]}, "minItems": -1},
+        {"items": {"enum": ["a" * 400, "b" * 400, "c" * 400]}},
     ],
 )
 def test_other_arrays_of_different_items_are_refused(llm: LLM, array: dict[str, Any]) -> None:
     schema = {"type": "array", "uniqueItems": True, **array}
     with pytest.raises(ValueError, match="#/uniqueItems: this cannot be enforced"):
         llm.engine.grammars.compile(StructuredOutputsParams(json=schema))
+
+
+def test_only_so_many_arrays_are_named_in_a_schema() -> None:
+    """Naming those of a thousand sets made 200 MB of a schema, or took seconds to compile."""
+    array = {"type": "array", "uniqueItems": True, "items": {"$ref": "#/$defs/size"}}
+    schema = {
+        "properties": {f"p{number}": dict(array) for number in range(20)},
+        "$defs": {"size": {"enum": ["s", "m", "l", "x"]}},
+    }
+    arrays = prepare_schema(schema)["properties"].values()
+    assert sorted(len(part.get("enum", [])) for part in arrays) == [0] * 5 + [65] * 15
 
 
 def test_values_that_only_look_like_schemas_are_not_limited(llm: LLM) -> None:
