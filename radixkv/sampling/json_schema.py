@@ -53,10 +53,14 @@ _NUMBERED = re.compile(r"\\u00[01]|\x7f")
 def json_options(schema: Any) -> JsonCompileOptions:
     """How JSON of a schema is written, as options for llguidance.
 
-    Numbers of characters are left out, except where the schema needs them: llguidance would let a name that is written with
-    one pass for a name that no property has.
+    Numbers of characters are left out where some names have properties and others are allowed, except where the schema needs
+    them: llguidance would let a name that is written with one pass for a name that no property has.
     """
-    escapes = 'nrbtf\\"' + ("u" if _NUMBERED.search(json.dumps(schema)) else "")
+    is_open = any(
+        part.get("additionalProperties") is not False and (part.get("properties") or part.get("patternProperties"))
+        for part in _objects(schema)
+    )
+    escapes = 'nrbtf\\"' + ("u" if not is_open or _NUMBERED.search(json.dumps(schema)) else "")
     return {"whitespace_pattern": JSON_WHITESPACE, "json_allowed_escapes": escapes}
 
 

@@ -133,3 +133,13 @@ def test_a_name_that_is_written_in_another_way_is_no_other_name(llm: LLM) -> Non
         assert accepts_text(llm, spec, '{"a": 1, "b\\n\\"": "x"}')
         assert not accepts_text(llm, spec, '{"\\u0061": "x"}')
     assert accepts_text(llm, StructuredOutputsParams(json={"enum": ["a\x01b"]}), r'"a\u0001b"')
+
+
+def test_where_no_other_names_are_allowed_a_text_may_have_any_character(llm: LLM) -> None:
+    """Those that JSON writes by their numbers were left out of all schemas."""
+    answer = r'{"a": "\u001b[0m"}'
+    schema = {"type": "object", "properties": {"a": {"type": "string"}}, "required": ["a"]}
+    for closed in ({**schema, "additionalProperties": False}, {"type": "object"}):
+        assert accepts_text(llm, StructuredOutputsParams(json=closed), answer)
+    for opened in (schema, {"type": "object", "patternProperties": {"^a$": {"type": "string"}}}):
+        assert not accepts_text(llm, StructuredOutputsParams(json=opened), answer)
