@@ -102,10 +102,13 @@ def _lark_grammar(text: str) -> str:
 
 
 def _spelled_out(numbered: re.Match[str]) -> str:
-    """A letter in the place of its number, whose zeros the converter would leave out."""
-    code = int(numbered[1] or numbered[2] or "0", 16)
-    is_letter = 0xA0 <= code < 0xD800 or 0xE000 <= code < 0x110000 or (code < 0x80 and chr(code).isalnum())
-    return chr(code) if is_letter else numbered[0]
+    """A character in the place of its number, whose zeros the converter would leave out; of ASCII, with two digits."""
+    if not numbered[1] and not numbered[2]:
+        return numbered[0]
+    code = int(numbered[1] or numbered[2], 16)
+    if code < 0x80:
+        return rf"\x{code:02x}"
+    return chr(code) if code < 0xD800 or 0xE000 <= code < 0x110000 else numbered[0]
 
 
 def _schemas_in(text: str) -> Iterator[Any]:

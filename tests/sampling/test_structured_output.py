@@ -33,7 +33,7 @@ PROMPT = "A person as JSON, please: "
 ARITHMETIC = 'start: sum\nsum: NUMBER (("+" | "-") NUMBER)~1..3\nNUMBER: /[0-9]{1,3}/\n'
 MODIFIED = '?start: word\n?word: "a" "b"~2..3\n'
 LIMITED = "start[max_tokens=2]: /[0-9]+/\n"
-NUMBERED = 'root ::= [\\u00c0-\\u00ff]{2} "\\U0001F600\\\\u0041"\n'
+NUMBERED = 'root ::= [\\u00c0-\\u00ff]{2} "\\U0001F600\\\\u0041" [\\u0020-\\u005d] "\\u0022\\u000a"\n'
 GBNF = 'root ::= "(" word (", " word)? ")"\nword ::= "red" | "green" | "blue"\n'
 
 
@@ -65,7 +65,7 @@ def is_person(text: str) -> bool:
         ({"grammar": MODIFIED}, lambda text: text in ("abb", "abbb")),
         ({"grammar": LIMITED}, lambda text: re.fullmatch(r"[0-9]+", text)),
         # The zeros were left out, and what remained could not be read.
-        ({"grammar": NUMBERED}, lambda text: re.fullmatch(r"[\u00c0-\u00ff]{2}\U0001F600\\u0041", text)),
+        ({"grammar": NUMBERED}, lambda text: re.fullmatch(r"[\u00c0-\u00ff]{2}\U0001F600\\u0041[ -\]]\"\n", text)),
         ({"grammar": GBNF}, lambda text: re.fullmatch(r"\((red|green|blue)(, (red|green|blue))?\)", text)),
     ],
 )
