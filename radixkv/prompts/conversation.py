@@ -27,7 +27,8 @@ from radixkv.prompts.prompt import Prompt, cache_options, encode
 
 Message = Mapping[str, Any]
 
-_ROLES = ("system", "developer", "user", "assistant", "tool")
+# "tools" is a role of Granite's templates: what may be called.
+_ROLES = ("system", "developer", "user", "assistant", "tool", "tools")
 # What clients (OpenAI's, LiteLLM, those of OpenRouter and Gemini) send back with an answer, and no model reads; and likewise
 # with a call and its function.
 _UNREAD = frozenset(

@@ -131,7 +131,7 @@ def test_a_misspelt_role_is_refused(role: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "role", ["ipython", "function", "observation", "model", "narrator", "user2", "assistant_1", ""]
+    "role", ["ipython", "function", "observation", "tools", "model", "narrator", "user2", "assistant_1", ""]
 )
 def test_other_roles_are_the_template_s(role: str) -> None:
     assert as_template_message({"role": role, "content": "Hi."})["role"] == role
