@@ -6,7 +6,6 @@ import asyncio
 import copy
 import time
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any, Unpack
 
@@ -147,15 +146,19 @@ class AsyncLLM(AsyncEngine):
         ``text`` is what the model writes, markers of reasoning and calls included. ``pieces`` has what is new as text,
         reasoning and tool calls; when an answer has ended, its ``answer`` has the whole of it in these parts.
         """
-        options = ChatOptions(
-            add_generation_prompt=add_generation_prompt,
-            continue_final_message=continue_final_message,
-            chat_template=chat_template,
-            tools=as_tool_options(tools, tool_choice, parallel_tool_calls),
-            chat_template_kwargs=chat_template_kwargs,
-        )
-        own_messages, own_params, own_cache, own = copy.deepcopy((messages, sampling_params, cache, options))
-        make_prompts = partial(as_chat_prompts, own_messages, cache_salt=cache_salt, cache=own_cache, options=own)
+        own_messages, own_params = copy.deepcopy((messages, sampling_params))
+        own_tools, own_choice, own_kwargs, own_cache = copy.deepcopy((tools, tool_choice, chat_template_kwargs, cache))
+
+        def make_prompts(loaded: LoadedModel) -> list[Prompt]:
+            options = ChatOptions(
+                add_generation_prompt=add_generation_prompt,
+                continue_final_message=continue_final_message,
+                chat_template=chat_template,
+                tools=as_tool_options(own_tools, own_choice, parallel_tool_calls),
+                chat_template_kwargs=own_kwargs,
+            )
+            return as_chat_prompts(own_messages, loaded, cache_salt, own_cache, options)
+
         return self._stream(make_prompts, own_params, request_id, priority, tenant, with_answers=True)
 
     def stream_prompt(

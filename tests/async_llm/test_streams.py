@@ -375,6 +375,11 @@ def test_errors_of_a_request_take_the_place_of_its_first_output() -> None:
             for pieces in (llm.generate(prompts(1)[0], params), llm.chat([{"role": "user", "content": "x"}], params)):
                 with pytest.raises((TypeError, ValueError), match=r"^(sampling_params|stop_token_ids|logprobs): "):
                     await anext(pieces)
+        wrong_options: Any = ({"continue_final_message": True}, {"tools": [5]}, {"chat_template_kwargs": 5})
+        for options in wrong_options:
+            pieces = llm.chat([{"role": "user", "content": "x"}], **options)
+            with pytest.raises((TypeError, ValueError), match=f"^{next(iter(options))}: "):
+                await anext(pieces)
 
     run(test)
 
