@@ -57,9 +57,9 @@ class Conversation:
             raise TypeError(f"system: expected a string or None, got {system!r:.80}")
         _check_params(sampling_params)
         self._sampling_params = sampling_params or SamplingParams(temperature=0.0, max_tokens=512)
+        as_tool_options(tools, None, parallel_tool_calls)
         self._cache_options = cache_options(cache_salt, None)
-        checked = as_tool_options(tools, None, parallel_tool_calls)
-        options = ChatOptions(tools=checked, chat_template_kwargs=chat_template_kwargs)
+        options = ChatOptions(chat_template_kwargs=chat_template_kwargs)
         self._tools, self._options = copy.deepcopy((tools, options))
         self._parallel_tool_calls = parallel_tool_calls
         self._said = _Said([] if system is None else [{"role": "system", "content": system}])
