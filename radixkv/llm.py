@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, Unpack, cast
+from typing import Any, Unpack
 
 from tqdm.auto import tqdm
 
@@ -394,9 +394,9 @@ class LLM(ProcessBound):
             self._use.abandon(request)
 
 
-def _maker_of_bars(use_tqdm: Any) -> Callable[..., Any]:
+def _maker_of_bars(use_tqdm: bool | Callable[..., Any]) -> Callable[..., Any]:
     if callable(use_tqdm):
-        return cast("Callable[..., Any]", use_tqdm)
+        return use_tqdm
     if not isinstance(use_tqdm, bool):
         raise TypeError(f"use_tqdm: expected True, False or a function that makes a progress bar, got {use_tqdm!r:.80}")
     return partial(tqdm, disable=not use_tqdm)
