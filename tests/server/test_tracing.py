@@ -48,11 +48,12 @@ def test_spans_of_requests(llm: LLM) -> None:
                 assert stage.start_time <= stage.end_time == following.start_time
             assert "quick brown" not in str([span.attributes for span in (*stages, request)])
 
-        exporter.clear()
-        assert (await client.get("/v1/models/unknown")).status_code == 404
-        (refused,) = exporter.get_finished_spans()
-        assert refused.name == "GET /v1/models/{name:path}"
-        assert refused.parent is None
+        for method in ("GET", "HEAD"):
+            exporter.clear()
+            assert (await client.request(method, "/v1/models/unknown")).status_code == 404
+            (refused,) = exporter.get_finished_spans()
+            assert refused.name == f"{method} /v1/models/{{name:path}}"
+            assert refused.parent is None
 
     serve(llm, scenario, tracer=tracer)
 
