@@ -74,7 +74,7 @@ def _native_code(flags: frozenset[str]) -> Finding:
     """What `radixkv_cpu` runs on a processor with these flags."""
     try:
         native = library()
-    except (ValueError, RuntimeError) as error:
+    except (OSError, ValueError, RuntimeError) as error:
         return Finding("native code", "cannot be used", str(error))
     if native is not None:
         dtype, converted = ("bfloat16", "") if native.is_fast_in_bf16 else ("float32", "bfloat16, ")

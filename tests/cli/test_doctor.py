@@ -60,7 +60,14 @@ def test_the_variant_is_named_with_the_type_that_it_computes_in(
     assert found("native code") == doctor.Finding("native code", f"some, {said}")
 
 
-@pytest.mark.parametrize("error", [ValueError("RADIXKV_CPU_VARIANT: expected avx2"), RuntimeError("compile it again")])
+@pytest.mark.parametrize(
+    "error",
+    [
+        ValueError("RADIXKV_CPU_VARIANT: expected avx2"),
+        RuntimeError("compile it again"),
+        OSError("libradixkv_cpu_avx2.so: file too short"),
+    ],
+)
 def test_native_code_that_cannot_be_used_is_a_finding(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
     """It used to end the report with its error alone."""
 
