@@ -161,7 +161,7 @@ void run(const Linear& linear, const std::vector<Chunk>& chunks) {
     const int64_t num_tasks = units * int64_t(chunks.size()), at_once = tasks_at_once(num_tasks);
     Scratch<Input<T>> prepared(packs || kConverts<T> ? linear.rows * linear.inputs : 1);
     const auto* x = static_cast<const T*>(linear.x);
-    const Input<T>* inputs = packs ? prepared.get() : as_inputs(x, linear.rows * linear.inputs, prepared.get());
+    const Input<T>* rows = packs ? prepared.get() : as_inputs(linear.rows, linear.inputs, x, prepared.get());
 #pragma omp parallel
     {
         if (packs) {
@@ -184,9 +184,9 @@ void run(const Linear& linear, const std::vector<Chunk>& chunks) {
             compute_unit<T>(linear, chunk, task % units, sums, [&](int64_t panel, float* to) {
                 const auto* weights = static_cast<const uint8_t*>(linear.weight) + panel * panel_bytes;
                 if (packs)
-                    product.multiply_packed(chunk.rows, inputs + first, weights, linear.inputs, to);
+                    product.multiply_packed(chunk.rows, rows + first, weights, linear.inputs, to);
                 else
-                    product.multiply(chunk.rows, inputs + first, linear.inputs, weights, linear.inputs, to);
+                    product.multiply(chunk.rows, rows + first, linear.inputs, weights, linear.inputs, to);
             });
         };
         // If reading memory takes most of the time, each thread reads one contiguous part. Otherwise equal numbers of tasks are
@@ -210,7 +210,7 @@ void run_factored(const Linear& linear) {
     const bool are_few = linear.rows <= kFewRows;
     const int64_t at_once = are_few ? (units + threads - 1) / threads : tasks_at_once(units);
     Scratch<Input<T>> converted(kConverts<T> ? linear.rows * inputs : 1);
-    const Input<T>* x = as_inputs(static_cast<const T*>(linear.x), linear.rows * inputs, converted.get());
+    const Input<T>* x = as_inputs(linear.rows, inputs, static_cast<const T*>(linear.x), converted.get());
     Scratch<float> x_sums(linear.rows * num_groups);
     // For few rows, having threads wait for each other would take longer.
 #pragma omp parallel for schedule(static) if (!are_few)

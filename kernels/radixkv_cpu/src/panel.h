@@ -54,11 +54,12 @@ void copy_inputs(const T* from, int64_t count, Input<T>* to) {
     }
 }
 
-// The numbers themselves, or copies of them if they are kept as others.
+// Rows next to each other: themselves, or copies if they are kept as other numbers. Experts have many in all where each has few.
 template <typename T>
-const Input<T>* as_inputs(const T* x, int64_t count, Input<T>* copies) {
+const Input<T>* as_inputs(int64_t rows, int64_t inputs, const T* x, [[maybe_unused]] Input<T>* copies) {
     if constexpr (kConverts<T>) {
-        copy_inputs(x, count, copies);
+#pragma omp parallel for schedule(static) if (rows > kMaxRows)
+        for (int64_t row = 0; row < rows; row++) copy_inputs(x + row * inputs, inputs, copies + row * inputs);
         return copies;
     } else {
         return x;
