@@ -50,8 +50,8 @@ F32 lowest_nibbles(U32 v) {
 #endif
 }
 
-// So many vectors of a panel's features are converted at once, of so many inputs: they, their scales and a row's sums stay in
-// registers, and sums are enough not to keep each other waiting.
+// So many vectors of a panel's features are converted at once, of so many inputs: they and a row's sums stay in registers (with
+// AVX2, not all scales and centres do), and sums are enough not to keep each other waiting.
 constexpr int kVectors = kLanes == 16 ? 2 : 4, kColumns = kVectors * kLanes, kInputs = kLanes == 16 ? 2 : 1;
 
 typedef F32 Weights[kInputs][kVectors];
