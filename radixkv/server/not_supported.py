@@ -69,7 +69,7 @@ class NotSupportedInChat(NotSupported):
     audio: Only[None] = None
     web_search_options: Only[None] = None
     moderation: Only[None] = None
-    prompt_cache_retention: Only[Literal["in_memory"] | None] = None
+    prompt_cache_retention: Only[Literal["in_memory", "24h"] | None] = None  # for how long at most
 
 
 class NotSupportedInCompletions(NotSupported):

@@ -17,7 +17,7 @@ NOT_SUPPORTED_IN_CHAT: list[tuple[str, list[Any], list[Any]]] = [
     ("audio", [], [{"voice": "alloy", "format": "wav"}]),
     ("web_search_options", [], [{}]),
     ("moderation", [], [{"model": "x"}]),
-    ("prompt_cache_retention", ["in_memory"], ["24h"]),
+    ("prompt_cache_retention", ["24h"], ["48h"]),
     ("thinking_token_budget", [-1], [100]),
     ("spaces_between_special_tokens", [True], [False]),
     ("return_tokens_as_token_ids", [False], [True]),

@@ -83,7 +83,8 @@ def test_a_response_says_what_was_asked_for(llm: LLM) -> None:
         nothing = {"prewarm": False, "comparison_response_id": None}
         sent = {"prompt_cache_key": "k", "safety_identifier": "s", "prompt_cache_options": {"ttl": "12h", **nothing}}
         text = {"format": {"type": "json_schema", "name": "x", "schema": {"const": 1}}}
-        whole = await create(client, **sent, text={**text, "verbosity": "low"}, service_tier="auto", max_tool_calls=3)
+        hints = {"service_tier": "auto", "max_tool_calls": 3, "prompt_cache_retention": "24h"}
+        whole = await create(client, **sent, **hints, text={**text, "verbosity": "low"})
         assert [whole[name] for name in names] == ["k", "s", {"mode": "implicit", "ttl": "12h"}]
         assert (whole["status"], whole["service_tier"]) == ("completed", "default")
         assert whole["completed_at"] >= whole["created_at"]

@@ -161,5 +161,5 @@ class ResponseRequest(InputTokensRequest):
     image: Only[None] = None
     moderation: Only[None] = None
     prompt: Only[None] = None
-    prompt_cache_retention: Only[Literal["in_memory"] | None] = None
+    prompt_cache_retention: Only[Literal["in_memory", "24h"] | None] = None  # for how long at most
     top_logprobs: Only[Literal[0] | None] = None
