@@ -166,7 +166,7 @@ def test_thinking_effort_and_schema() -> None:
 
 
 def test_what_coding_agents_send_is_accepted() -> None:
-    mark = {"cache_control": {"type": "ephemeral"}}
+    mark = {"cache_control": {"type": "ephemeral", "scope": "global"}}
     schema = {"$schema": "https://json-schema.org/draft/2020-12/schema", "type": "object", "properties": {}}
     chat = chat_of(
         max_tokens=32_000,

@@ -19,6 +19,7 @@ class CacheControl(StrictModel):
 
     type: Literal["ephemeral"]
     ttl: Literal["5m", "1h"] | None = None
+    scope: str | None = None  # "global": with other keys; here, they share nothing
 
 
 class TextBlock(StrictModel):
