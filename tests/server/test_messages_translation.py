@@ -162,6 +162,10 @@ def test_thinking_effort_and_schema() -> None:
     assert chat["reasoning_effort"] == "max"
     assert chat["response_format"]["json_schema"]["schema"] == schema
     assert chat["top_k"] == 5
+    older = chat_of(output_format=output["format"], output_config={"effort": "max"})
+    assert older["response_format"] == chat["response_format"]
+    with pytest.raises(ValueError, match="output_format: it is the older name"):
+        chat_of(output_format=output["format"], output_config=output)
     assert chat_of(thinking={"type": "disabled"})["chat_template_kwargs"] == {"enable_thinking": False}
 
 

@@ -144,6 +144,7 @@ MESSAGES: dict[str, Any] = {**CHAT, "model": "model", "max_tokens": 9}
             "tools",
         ),
         ("messages", {**MESSAGES, "output_config": {"format": JSON_OUTPUT}}, "output_config.format"),
+        ("messages", {**MESSAGES, "output_format": JSON_OUTPUT}, "output_format"),
     ],
 )
 def test_a_grammar_that_fails_in_mid_answer_is_named_as_it_was_sent(

@@ -112,6 +112,7 @@ class CountTokensRequest(StrictModel):
     tool_choice: ToolChoice | None = None
     thinking: ThinkingConfig | None = None
     output_config: OutputConfig | None = None
+    output_format: JsonSchemaOutput | None = None  # older name of ``output_config.format``
     # As if it stood on the last block that can have it.
     cache_control: CacheControl | None = None
 

@@ -12,7 +12,7 @@ from radixkv.server.messages.errors import MessagesError
 from radixkv.server.messages.objects import MessageObject, TokenCount
 from radixkv.server.messages.output import Ping
 from radixkv.server.messages.request import CountTokensRequest, MessagesRequest
-from radixkv.server.messages.translation import FIELD_NAMES, as_chat_request
+from radixkv.server.messages.translation import as_chat_request, field_names
 from radixkv.server.messages.writer import MessageWriter
 from radixkv.server.named_events import named_event, named_events
 from radixkv.server.respond import cancel_on_disconnect, respond
@@ -33,11 +33,10 @@ def message_routes(service: Service) -> APIRouter:
         """Answer a conversation."""
         service.check_model(body.model)
         with client_errors():
-            chat, breakpoints = as_chat_request(body)
+            fields, breakpoints = as_chat_request(body)
+        chat = translate(fields, field_names(body))
         message_id = new_id("msg", "_")
-        starting = start_chat(
-            service, translate(chat, FIELD_NAMES), tenant, message_id, breakpoints, prompt_only=body.max_tokens == 0
-        )
+        starting = start_chat(service, chat, tenant, message_id, breakpoints, prompt_only=body.max_tokens == 0)
         events = await cancel_on_disconnect(request, starting)
         shows_thinking = body.thinking is None or body.thinking.display != "omitted"
         writer = MessageWriter(message_id, service.model_name, shows_thinking=shows_thinking)
@@ -48,7 +47,7 @@ def message_routes(service: Service) -> APIRouter:
         """Tokens of a prompt, without answering it."""
         service.check_model(body.model)
         with client_errors():
-            chat = translate(as_chat_request(body)[0], FIELD_NAMES)
+            chat = translate(as_chat_request(body)[0], field_names(body))
         with client_errors(chat.request_field_names):
             prompt = await chat_prompt(service, chat, tenant)
         return TokenCount(input_tokens=len(prompt.token_ids))

@@ -32,8 +32,7 @@ MAX_BREAKPOINTS = 4
 # stands before all that they share.
 _BILLING_HEADER = "x-anthropic-billing-header:"
 
-# The field of a request that a field of chat completions was made from, for errors that name it.
-FIELD_NAMES = MappingProxyType(
+_FIELD_NAMES = MappingProxyType(
     {
         "prompts": "messages",
         "prompt_token_ids": "messages",
@@ -71,13 +70,24 @@ def as_chat_request(body: CountTokensRequest) -> tuple[dict[str, Any], list[Brea
     if body.thinking is not None:
         # The name that templates which can think, such as Qwen3's, have for it.
         chat["chat_template_kwargs"] = {"enable_thinking": body.thinking.type != "disabled"}
+    output_format = body.output_format
     if body.output_config is not None:
+        if output_format is not None and body.output_config.format is not None:
+            raise ValueError("output_format: it is the older name of output_config.format, which is there, too")
         if body.output_config.effort is not None:
             chat["reasoning_effort"] = body.output_config.effort
-        if body.output_config.format is not None:
-            schema = {"name": "output", "schema": body.output_config.format.json_schema}
-            chat["response_format"] = {"type": "json_schema", "json_schema": schema}
+        output_format = output_format or body.output_config.format
+    if output_format is not None:
+        schema = {"name": "output", "schema": output_format.json_schema}
+        chat["response_format"] = {"type": "json_schema", "json_schema": schema}
     return chat, breakpoints
+
+
+def field_names(body: CountTokensRequest) -> Mapping[str, str]:
+    """The field of a request that a field of chat completions was made from, for errors that name it."""
+    if body.output_format is None:
+        return _FIELD_NAMES
+    return {**_FIELD_NAMES, "response_format": "output_format", "structured_outputs": "output_format"}
 
 
 def _tool_choice(body: CountTokensRequest) -> dict[str, Any]:
