@@ -64,7 +64,7 @@ def test_calls_and_reasoning_can_be_named_too() -> None:
         QUESTION,
         {"role": "assistant", "reasoning_content": "Hm.", "content": None, "tool_calls": [call]},
     ]
-    assert {name: source.response.id for name, source in sources.items()} == {"rs_1": "resp_1", "fc_1": "resp_1"}
+    assert [source.response.id for source in sources] == ["resp_1", "resp_1"]
     store.remove("ann", "resp_1")
     assert store.item("ann", "fc_1") is None
 
@@ -85,7 +85,9 @@ def test_what_is_not_stored_for_the_client_or_named_twice_is_refused(llm: LLM) -
         item = reference(stored)
         missing = f"input.1.id: no item {item['id']!r} is stored: "
         twice = f"input.1.id: expected each item once, got {item['id']!r} twice"
-        assert await error("ann", item, item) == (400, twice)
+        whole = stored["output"][0]
+        for repeated in ((item, item), (whole, item), (item, whole)):
+            assert await error("ann", *repeated) == (400, twice)
         status, message = await error("bob", QUESTION, item)
         assert (status, message.startswith(missing)) == (404, True)
         assert (await error("ann", reference(unstored)))[0] == 404
@@ -95,16 +97,16 @@ def test_what_is_not_stored_for_the_client_or_named_twice_is_refused(llm: LLM) -
     serve(llm, scenario, tenants=Tenants(["ann", "bob"]))
 
 
-def test_what_the_continued_conversation_holds_cannot_be_named_again(llm: LLM) -> None:
-    """An answer was written twice into one message, and calls were doubled."""
+def test_what_the_continued_conversation_holds_cannot_be_named_or_sent_again(llm: LLM) -> None:
+    """An answer was written twice into one message, and calls were doubled. (OpenAI: "Duplicate item found with id".)"""
 
     async def scenario(client: httpx.AsyncClient) -> None:
         first, other = await create(client), await create(client)
         second = await create(client, input=[NEXT, reference(other)], previous_response_id=first["id"])
         third = await create(client, input="And?", previous_response_id=second["id"])
         await client.delete(f"/v1/responses/{second['id']}")
-        for response in (first, other, second, third):
-            item = reference(response)
+        ends = [response["output"][0] for response in (first, other, second, third)]
+        for item in [*map(reference, (first, other, second, third)), *ends]:
             body = {"input": [NEXT, item], "previous_response_id": third["id"]}
             for path in ("", "/input_tokens"):
                 refused = await client.post(f"/v1/responses{path}", json=body)
@@ -112,7 +114,8 @@ def test_what_the_continued_conversation_holds_cannot_be_named_again(llm: LLM) -
                 assert refused.json()["error"]["message"] == (
                     f"input.1.id: expected each item once, got {item['id']!r}, which previous_response_id brings"
                 )
-        await create(client, input=[reference(third)], previous_response_id=first["id"])
+        for item in (reference(third), ends[-1], {**ends[0], "id": None}, {**NEXT, "id": ""}):
+            await create(client, input=[item], previous_response_id=first["id"])
 
     serve(llm, scenario)
 

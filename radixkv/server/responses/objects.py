@@ -61,6 +61,11 @@ class OutputReasoning(BaseModel):
 OutputItem = Annotated[OutputMessage | OutputFunctionCall | OutputReasoning, Field(discriminator="type")]
 
 
+def as_input(item: OutputItem) -> dict[str, Any]:
+    """An item of the output as one of an input, which has no log-probabilities."""
+    return item.model_dump(exclude={"content": {"__all__": {"logprobs"}}})
+
+
 class InputTokensDetails(BaseModel):
     """Counts of the prompt's tokens.
 

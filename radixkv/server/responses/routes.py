@@ -1,12 +1,12 @@
-"""`POST /v1/responses` and `/v1/responses/input_tokens`, and `GET` and `DELETE /v1/responses/{id}`."""
+"""`POST /v1/responses` and `/v1/responses/input_tokens`, and what there is of `/v1/responses/{id}`."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from http import HTTPStatus
-from typing import Literal
+from typing import Annotated, Literal
 
-from fastapi import APIRouter, Request
+from fastapi import APIRouter, Query, Request
 from fastapi.responses import Response
 
 from radixkv.server.authentication import CurrentTenant
@@ -14,7 +14,8 @@ from radixkv.server.chat_events import chat_prompt, start_chat
 from radixkv.server.errors import ApiError, client_errors
 from radixkv.server.named_events import named_events
 from radixkv.server.not_supported import Only
-from radixkv.server.respond import cancel_on_disconnect, respond
+from radixkv.server.respond import JsonResponse, cancel_on_disconnect, respond
+from radixkv.server.responses.input_items import MAX_LISTED, InputItemList, listed_items, page_of
 from radixkv.server.responses.objects import DeletedResponse, InputTokenCount, ResponseObject
 from radixkv.server.responses.references import with_referenced_items
 from radixkv.server.responses.request import InputTokensRequest, ResponseRequest
@@ -65,7 +66,8 @@ def response_routes(service: Service) -> APIRouter:
         chat = translate(as_chat_request(body, messages), FIELD_NAMES)
         response_id = new_id("resp", "_")
         namespace = tenant.namespace(body.cache_salt)
-        pending = store.begin(tenant.name, earlier, namespace, messages, breakpoints, sources)
+        items = {} if body.store is False else listed_items(body.input)
+        pending = store.begin(tenant.name, earlier, namespace, messages, breakpoints, items, sources)
         marked = [replace(each, messages=instructed(body, each.messages)) for each in breakpoints]
         events = await cancel_on_disconnect(request, start_chat(service, chat, tenant, response_id, marked))
         defaults = service.llm.loaded.sampling_defaults
@@ -84,15 +86,27 @@ def response_routes(service: Service) -> APIRouter:
             prompt = await chat_prompt(service, chat, tenant)
         return InputTokenCount(input_tokens=len(prompt.token_ids))
 
-    @router.get("/{name}")
+    @router.get("/{name}", response_model=ResponseObject)
     async def get_response(
         name: str,
         tenant: CurrentTenant,
         stream: Only[Literal["false", "False", "0"] | None] = None,
         starting_after: Only[None] = None,
-    ) -> ResponseObject:
+    ) -> Response:
         """A response that is stored; whole, as its events are not."""
-        return stored(tenant.name, name, "id").response
+        return JsonResponse(stored(tenant.name, name, "id").response)
+
+    @router.get("/{name}/input_items", response_model=InputItemList)
+    async def list_input_items(
+        name: str,
+        tenant: CurrentTenant,
+        limit: Annotated[int, Query(ge=1, le=MAX_LISTED)] = 20,
+        order: Literal["asc", "desc"] = "desc",
+        after: str | None = None,
+        before: Only[None] = None,
+    ) -> Response:
+        """The items that a response was generated from, those of the responses that it continues included."""
+        return JsonResponse(page_of(stored(tenant.name, name, "id").input_items, limit, order, after))
 
     @router.delete("/{name}")
     async def delete_response(name: str, tenant: CurrentTenant) -> DeletedResponse:

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import json
+import sys
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from types import MappingProxyType
 from typing import Any
 from weakref import WeakSet
 
 from radixkv.engine.clearing import NamespaceSelection
 from radixkv.server.prompt_caching import Breakpoint
-from radixkv.server.responses.objects import OutputItem, ResponseObject
+from radixkv.server.responses.objects import OutputItem, ResponseObject, as_input
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +27,7 @@ class StoredResponse:
         breakpoints: the last one of each time to live in the conversation, also without instructions, in order.
         num_bytes: what it counts for: its own bytes and all of the conversation's.
         namespaces: in which prompts of the conversation were cached: its own, and those of the responses that it continues.
-        item_ids: of the items of responses in the conversation: its own, those that it continues, those that were named.
+        items: of the conversation, the output included, as JSON by their ids; see `listed_items`.
     """
 
     response: ResponseObject
@@ -32,7 +35,12 @@ class StoredResponse:
     breakpoints: Sequence[Breakpoint]
     num_bytes: int
     namespaces: frozenset[str]
-    item_ids: frozenset[str]
+    items: Mapping[str, bytes]
+
+    @property
+    def input_items(self) -> Mapping[str, bytes]:
+        """Those before the output."""
+        return dict(islice(self.items.items(), len(self.items) - len(self.response.output)))
 
 
 @dataclass(eq=False)
@@ -43,8 +51,8 @@ class PendingResponse:
         tenant: whose it is.
         messages: the conversation that it answers, without instructions.
         breakpoints, namespaces: as in `StoredResponse`.
-        item_ids: likewise, without its own.
-        earlier_bytes: what the response that it continues counts for.
+        items: likewise, without the output.
+        num_bytes: what the conversation that it continues counts for, and its own items.
         cleared: whether one of the namespaces was cleared since it began, so that it must not be stored.
     """
 
@@ -52,8 +60,8 @@ class PendingResponse:
     messages: Sequence[Mapping[str, Any]]
     breakpoints: Sequence[Breakpoint]
     namespaces: frozenset[str]
-    item_ids: frozenset[str]
-    earlier_bytes: int
+    items: Mapping[str, bytes]
+    num_bytes: int
     cleared: bool = False
 
 
@@ -86,7 +94,8 @@ class ResponseStore:
         namespace: str,
         messages: Sequence[Mapping[str, Any]],
         breakpoints: Sequence[Breakpoint],
-        sources: Mapping[str, StoredResponse] = MappingProxyType({}),
+        items: Mapping[str, bytes] = MappingProxyType({}),
+        sources: Collection[StoredResponse] = (),
     ) -> PendingResponse:
         """Note a response that may be finished later; the note vanishes when the caller drops it.
 
@@ -94,12 +103,15 @@ class ResponseStore:
             earlier: the response that it continues.
             namespace: in which its prompt is cached.
             messages, breakpoints: see `PendingResponse`.
-            sources: further responses, of which the messages have items, by the ids of these.
+            items: of its own input, without those of ``earlier``.
+            sources: further responses, of which the messages have items.
         """
-        before = [*sources.values(), *([] if earlier is None else [earlier])]
+        before = [*sources, *([] if earlier is None else [earlier])]
         namespaces = frozenset({namespace}).union(*(each.namespaces for each in before))
-        item_ids, earlier_bytes = (frozenset[str](), 0) if earlier is None else (earlier.item_ids, earlier.num_bytes)
-        pending = PendingResponse(tenant, messages, breakpoints, namespaces, item_ids.union(sources), earlier_bytes)
+        num_bytes = _num_bytes(items)
+        if earlier is not None:
+            items, num_bytes = {**earlier.items, **items}, num_bytes + earlier.num_bytes
+        pending = PendingResponse(tenant, messages, breakpoints, namespaces, items, num_bytes)
         self._pending.add(pending)
         return pending
 
@@ -112,18 +124,17 @@ class ResponseStore:
             pending: what `begin` returned.
             response: finished.
             answer: its output as messages.
-            num_bytes: its own, without those of the response that it continues.
+            num_bytes: its own, without those of items, and of the conversation that it continues.
         """
-        num_bytes += pending.earlier_bytes
+        output = {item.id: json.dumps(as_input(item), ensure_ascii=False).encode() for item in response.output}
+        num_bytes += pending.num_bytes + _num_bytes(output)
         if pending.cleared or num_bytes > self._max_bytes:
             return
         tenant = pending.tenant
         own = self._responses.setdefault(tenant, OrderedDict())
         messages = [*pending.messages, *answer]
-        item_ids = pending.item_ids.union(item.id for item in response.output)
-        own[response.id] = StoredResponse(
-            response, messages, pending.breakpoints, num_bytes, pending.namespaces, item_ids
-        )
+        items = {**pending.items, **output}
+        own[response.id] = StoredResponse(response, messages, pending.breakpoints, num_bytes, pending.namespaces, items)
         self._of_items |= {(tenant, item.id): response.id for item in response.output}
         self._num_bytes[tenant] = self._num_bytes.get(tenant, 0) + num_bytes
         while len(own) > self._max_responses or self._num_bytes[tenant] > self._max_bytes:
@@ -166,6 +177,10 @@ class ResponseStore:
 
     def _forget_oldest(self, tenant: str) -> None:
         self.remove(tenant, next(iter(self._responses[tenant])))
+
+
+def _num_bytes(items: Mapping[str, bytes]) -> int:
+    return sum(sys.getsizeof(name) + sys.getsizeof(item) for name, item in items.items())
 
 
 def _any_in(selection: NamespaceSelection, namespaces: frozenset[str]) -> bool:
