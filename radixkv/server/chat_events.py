@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from functools import partial
@@ -35,7 +35,7 @@ from radixkv.server.tenants import Tenant
 from radixkv.server.time_limits import Deadlines
 from radixkv.serving.answer_reader import PieceReader
 from radixkv.tools.chat_format import AnswerForm
-from radixkv.tools.pieces import AnswerPiece, ToolCallArguments, ToolCallBegin
+from radixkv.tools.pieces import AnswerPiece, ReadPiece, ToolCallArguments, ToolCallBegin
 
 ChatFinishReason = Literal["stop", "length", "tool_calls"]
 
@@ -45,15 +45,20 @@ class ChatEvent:
     """What is new in one choice, or all of it.
 
     Attributes:
-        pieces: new text, reasoning and parts of tool calls, in order; may be empty.
+        read: new text, reasoning and parts of tool calls, in order, and where in the answer each ends; may be empty.
         output: the new tokens and their log-probabilities; its text is what the model wrote, markers included.
         finish_reason: why the choice ended; None while it has not. The output's own knows nothing of tool calls.
     """
 
     choice: int
-    pieces: list[AnswerPiece]
+    read: list[ReadPiece]
     output: CompletionOutput
     finish_reason: ChatFinishReason | None
+
+    @property
+    def pieces(self) -> list[AnswerPiece]:
+        """What is new, without where it ends."""
+        return [piece for piece, _ in self.read]
 
 
 async def start_chat(
@@ -111,7 +116,7 @@ async def start_chat(
             skip_special_tokens=body.skip_special_tokens is not False,
             shown_special_tokens=() if form is None else form.special_markers,
         )
-        return ChatEvents(generation, form, keeper, deadlines, ReasoningTokens(new_length))
+        return ChatEvents(generation, form, keeper, deadlines, new_length)
 
 
 async def chat_prompt(service: Service, body: ChatCompletionRequest, tenant: Tenant) -> Prompt:
@@ -132,6 +137,7 @@ class ChatEvents:
 
     Attributes:
         generation: of the request's one prompt.
+        new_length: makes the `TextLength` of an answer.
     """
 
     def __init__(
@@ -140,15 +146,16 @@ class ChatEvents:
         form: AnswerForm | None,
         keeper: PrefixKeeper,
         deadlines: Deadlines,
-        reasoning_tokens: ReasoningTokens,
+        new_length: Callable[[], TextLength],
     ) -> None:
         self.generation = generation
+        self.new_length = new_length
         self._form = form
         self._may_reason = form is not None and form.may_reason
         self._keeper = keeper
         self._deadlines = deadlines
         self._kept: Mapping[float, int] = {}
-        self._reasoning_tokens = reasoning_tokens
+        self._reasoning_tokens = ReasoningTokens(new_length)
 
     @property
     def calls_required(self) -> bool:
@@ -215,29 +222,28 @@ class ChatEvents:
                 read = reader.read(delta.choice, output.text, output.finish_reason is not None)
                 if self._may_reason:
                     self._reasoning_tokens.read(delta.choice, output.token_ids, read)
-                pieces = [piece for piece, _ in read]
-                for piece in pieces:
+                for piece, _ in read:
                     if isinstance(piece, ToolCallBegin):
                         arguments[delta.choice] = []
                     elif isinstance(piece, ToolCallArguments):
                         arguments[delta.choice].append(piece.text)
                 reason = _finish_reason(output, arguments.get(delta.choice, []))
                 self._keeper.prompt_is_computed()
-                yield ChatEvent(delta.choice, pieces, output, reason)
+                yield ChatEvent(delta.choice, read, output, reason)
         async with self._deadlines.before_end():
             self._kept = await self._keeper.kept()
 
     async def collect(self) -> list[ChatEvent]:
         """All choices, complete: one event for each."""
         outputs: dict[int, CompletionOutput] = {}
-        pieces: defaultdict[int, list[AnswerPiece]] = defaultdict(list)
+        read: defaultdict[int, list[ReadPiece]] = defaultdict(list)
         last: dict[int, ChatEvent] = {}
         async with aclosing(aiter(self)) as events:
             async for event in events:
                 extend_choice(outputs, event.choice, event.output)
-                pieces[event.choice] += event.pieces
+                read[event.choice] += event.read
                 last[event.choice] = event
-        return [replace(last[choice], pieces=pieces[choice], output=outputs[choice]) for choice in sorted(last)]
+        return [replace(last[choice], read=read[choice], output=outputs[choice]) for choice in sorted(last)]
 
 
 def _finish_reason(output: CompletionOutput, arguments: Sequence[str]) -> ChatFinishReason | None:

@@ -53,13 +53,25 @@ class EncoderThread:
 
 
 def encode(response: BaseModel) -> bytes:
-    """A response, or a chunk of one, as JSON; parts of it or of its ``choices`` that are JSON already are copied."""
-    fields = vars(response)
-    encoded = {name: value.encoded for name, value in fields.items() if isinstance(value, EncodedPart)}
-    choices = fields.get("choices") or ()
-    if any(isinstance(value, EncodedPart) for choice in choices for value in vars(choice).values()):
-        encoded["choices"] = b"[%b]" % b",".join(encode(choice) for choice in choices)
-    if not encoded:
-        return response.model_dump_json().encode()
-    rest = response.model_dump_json(exclude=set(encoded)).encode()
-    return rest[:-1] + b"".join(b',"%b":%b' % (name.encode(), part) for name, part in encoded.items()) + b"}"
+    """A response, or a chunk of one, as JSON; parts of it, at whatever depth, that are JSON already are copied."""
+    return _with_encoded_parts(response) or response.model_dump_json().encode()
+
+
+def _with_encoded_parts(value: Any) -> bytes | None:
+    """A value as JSON, if it is JSON already, or a part of it is; None: neither."""
+    if isinstance(value, EncodedPart):
+        return value.encoded
+    if isinstance(value, BaseModel):
+        parts = {name: part for name, field in vars(value).items() if (part := _with_encoded_parts(field)) is not None}
+        if not parts:
+            return None
+        rest = value.model_dump_json(exclude=set(parts)).encode()
+        fields = [] if rest == b"{}" else [rest[1:-1]]
+        return b"{%b}" % b",".join([*fields, *(b'"%b":%b' % (name.encode(), part) for name, part in parts.items())])
+    # A list of models; others, such as that of a million token ids, are not looked through.
+    if isinstance(value, list) and value and isinstance(value[0], BaseModel):
+        entries = [_with_encoded_parts(entry) for entry in value]
+        if any(entry is not None for entry in entries):
+            whole = (entry or each.model_dump_json().encode() for entry, each in zip(entries, value, strict=True))
+            return b"[%b]" % b",".join(whole)
+    return None

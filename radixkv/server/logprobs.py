@@ -48,6 +48,15 @@ class EncodedChatLogprobs(EncodedPart, ChatLogprobs):
     """`ChatLogprobs` as JSON."""
 
 
+class EncodedTokenLogprobs(EncodedPart):
+    """A list of `ChosenTokenLogprob` as JSON."""
+
+    @classmethod
+    def join(cls, parts: Iterable[EncodedTokenLogprobs]) -> EncodedTokenLogprobs:
+        """All of several lists."""
+        return cls.of(b"[%b]" % b",".join(part.encoded[1:-1] for part in parts if part.encoded != b"[]"))
+
+
 class EncodedCompletionLogprobs(EncodedPart, CompletionLogprobs):
     """`CompletionLogprobs` as JSON."""
 
@@ -56,12 +65,20 @@ def encode_chat_logprobs(
     token_ids: Sequence[int], logprobs: Sequence[dict[int, Logprob]], num_top: int, texts: TokenTexts
 ) -> EncodedChatLogprobs:
     """The chosen tokens, each with the ``num_top`` likeliest."""
+    content = encode_token_logprobs(zip(token_ids, logprobs, strict=True), num_top, texts).encoded
+    return EncodedChatLogprobs.of(b'{"content":%b,"refusal":null}' % content)
+
+
+def encode_token_logprobs(
+    chosen_tokens: Iterable[tuple[int, dict[int, Logprob]]], num_top: int, texts: TokenTexts
+) -> EncodedTokenLogprobs:
+    """Chosen tokens, each with the ``num_top`` likeliest."""
     tokens = []
-    for token_id, entries in zip(token_ids, logprobs, strict=True):
+    for token_id, entries in chosen_tokens:
         top = ",".join([_chat_entry(top_id, entry.logprob, texts) for top_id, entry in _likeliest(entries, num_top)])
         chosen = _chat_entry(token_id, entries[token_id].logprob, texts)
         tokens.append(f'{chosen[:-1]},"top_logprobs":[{top}]}}')
-    return EncodedChatLogprobs.of(f'{{"content":[{",".join(tokens)}],"refusal":null}}'.encode())
+    return EncodedTokenLogprobs.of(f"[{','.join(tokens)}]".encode())
 
 
 class TextLength:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Literal
 
 from pydantic import BaseModel
 
-from radixkv.server.responses.objects import OutputItem, OutputTextPart, ReasoningTextPart, ResponseObject
+from radixkv.server.responses.objects import Logprobs, OutputItem, OutputTextPart, ReasoningTextPart, ResponseObject
 
 ResponseEventType = Literal[
     "response.created", "response.in_progress", "response.completed", "response.incomplete", "response.failed"
@@ -56,7 +56,7 @@ class TextDeltaEvent(OutputEvent):
     item_id: str
     content_index: int = 0
     delta: str
-    logprobs: list[Any] = []
+    logprobs: Logprobs = []
 
 
 class TextDoneEvent(OutputEvent):
@@ -66,7 +66,7 @@ class TextDoneEvent(OutputEvent):
     item_id: str
     content_index: int = 0
     text: str
-    logprobs: list[Any] = []
+    logprobs: Logprobs = []
 
 
 class ReasoningDeltaEvent(OutputEvent):

@@ -6,7 +6,11 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field
 
+from radixkv.server.logprobs import ChosenTokenLogprob, EncodedTokenLogprobs
+
 Status = Literal["in_progress", "completed", "incomplete"]
+# Of the tokens of a text, if they are included.
+Logprobs = list[ChosenTokenLogprob] | EncodedTokenLogprobs
 
 
 class OutputTextPart(BaseModel):
@@ -15,7 +19,7 @@ class OutputTextPart(BaseModel):
     type: Literal["output_text"] = "output_text"
     text: str
     annotations: list[Any] = []
-    logprobs: list[Any] = []
+    logprobs: Logprobs = []
 
 
 class ReasoningTextPart(BaseModel):
@@ -128,7 +132,7 @@ class ResponseObject(BaseModel):
     text: dict[str, Any]
     reasoning: dict[str, Any]
     max_output_tokens: int | None
-    top_logprobs: Literal[0] = 0
+    top_logprobs: int
     temperature: float
     top_p: float
     truncation: Literal["disabled"] = "disabled"

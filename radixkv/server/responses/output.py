@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 from typing import Any, TypeVar
 
+from radixkv.server.logprobs import EncodedTokenLogprobs
 from radixkv.server.responses.events import (
     ArgumentsDeltaEvent,
     ArgumentsDoneEvent,
@@ -51,18 +52,28 @@ class Output:
         self.items: list[OutputItem] = []
         self._numbers = itertools.count()
         self._open = False
-        self._texts: list[str] = []  # of the open item
+        # Of the open item.
+        self._texts: list[str] = []
+        self._logprobs: list[EncodedTokenLogprobs] = []
 
     def next_number(self) -> int:
         """The next event's ``sequence_number``."""
         return next(self._numbers)
 
-    def add(self, piece: AnswerPiece) -> Iterator[StreamEvent]:
-        """Add a piece to the open item, or end the item and begin another one."""
+    def add(self, piece: AnswerPiece, logprobs: EncodedTokenLogprobs | None = None) -> Iterator[StreamEvent]:
+        """Add a piece to the open item, or end the item and begin another one.
+
+        Args:
+            logprobs: of a text's tokens; None: they are not included.
+        """
         match piece:
             case TextPiece(text):
                 yield from self._open_message()
-                yield self._delta(TextDeltaEvent, text)
+                if logprobs is None:
+                    yield self._delta(TextDeltaEvent, text)
+                else:
+                    self._logprobs.append(logprobs)
+                    yield self._delta(TextDeltaEvent, text, logprobs=logprobs)
             case ReasoningPiece(text):
                 yield from self._open_reasoning()
                 yield self._delta(ReasoningDeltaEvent, text)
@@ -107,16 +118,16 @@ class Output:
         yield from self._end_item("completed")
         self.items.append(item)
         self._open = True
-        self._texts = []
+        self._texts, self._logprobs = [], []
         if part is None:
             yield self._item_event("response.output_item.added")
         else:
             yield self._item_event("response.output_item.added", content=[])
             yield self._event(PartEvent, type="response.content_part.added", item_id=item.id, part=part.model_copy())
 
-    def _delta(self, event: type[_E], text: str) -> _E:
+    def _delta(self, event: type[_E], text: str, **fields: Any) -> _E:
         self._texts.append(text)
-        return self._event(event, item_id=self.items[-1].id, delta=text)
+        return self._event(event, item_id=self.items[-1].id, delta=text, **fields)
 
     def _end_item(self, status: Status) -> Iterator[StreamEvent]:
         if not self._open:
@@ -130,8 +141,11 @@ class Output:
         else:
             (part,) = item.content
             part.text = text
-            done = TextDoneEvent if isinstance(item, OutputMessage) else ReasoningDoneEvent
-            yield self._event(done, item_id=item.id, text=text)
+            if isinstance(part, OutputTextPart):
+                part.logprobs = EncodedTokenLogprobs.join(self._logprobs) if self._logprobs else []
+                yield self._event(TextDoneEvent, item_id=item.id, text=text, logprobs=part.logprobs)
+            else:
+                yield self._event(ReasoningDoneEvent, item_id=item.id, text=text)
             yield self._event(PartEvent, type="response.content_part.done", item_id=item.id, part=part.model_copy())
         yield self._item_event("response.output_item.done")
 

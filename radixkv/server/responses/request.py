@@ -10,6 +10,7 @@ from pydantic import Field, model_validator
 from radixkv.server.chat_request import Verbosity
 from radixkv.server.not_supported import Only
 from radixkv.server.prompt_caching import PromptCacheOptions
+from radixkv.server.protocol import MAX_LOGPROBS
 from radixkv.server.response_format import JsonObjectFormat, TextFormat
 from radixkv.server.responses.items import MAX_ITEMS, InputItem
 from radixkv.server.strict import StrictModel, refuse_half_pairs
@@ -88,8 +89,10 @@ class ResponseStreamOptions(StrictModel):
     include_obfuscation: bool | None = None
 
 
-# More of items that no answer has here, and of reasoning, which is always returned in the clear.
+LOGPROBS = "message.output_text.logprobs"
+# The others are of items that no answer has here, and of reasoning, which is always returned in the clear.
 Included = Literal[
+    "message.output_text.logprobs",
     "reasoning.encrypted_content",
     "file_search_call.results",
     "web_search_call.results",
@@ -145,8 +148,11 @@ class ResponseRequest(InputTokensRequest):
     seed: int | None = None
     cache_salt: Annotated[str, Field(min_length=1)] | None = None
 
+    include: list[Included] | None = None
+    # Only where log-probabilities are included.
+    top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
+
     # Accepted because clients send them; without effect.
-    include: Only[list[Included] | None] = None
     client_metadata: dict[str, Any] | None = None
     prompt_cache_key: str | None = None
     safety_identifier: str | None = None
@@ -162,4 +168,8 @@ class ResponseRequest(InputTokensRequest):
     moderation: Only[None] = None
     prompt: Only[None] = None
     prompt_cache_retention: Only[Literal["in_memory", "24h"] | None] = None  # for how long at most
-    top_logprobs: Only[Literal[0] | None] = None
+
+    @property
+    def num_top_logprobs(self) -> int | None:
+        """How many of the likeliest tokens to return at each place in the answer's text; None: no log-probabilities."""
+        return self.top_logprobs or 0 if LOGPROBS in (self.include or ()) else None

@@ -70,8 +70,7 @@ def response_routes(service: Service) -> APIRouter:
         pending = store.begin(tenant.name, earlier, namespace, messages, breakpoints, items, sources)
         marked = [replace(each, messages=instructed(body, each.messages)) for each in breakpoints]
         events = await cancel_on_disconnect(request, start_chat(service, chat, tenant, response_id, marked))
-        defaults = service.llm.loaded.sampling_defaults
-        writer = ResponsesWriter(body, response_id, service.model_name, defaults, store, pending)
+        writer = ResponsesWriter(body, response_id, service, pending)
         return await respond(request, events, writer, bool(body.stream), named_events)
 
     @router.post("/input_tokens")

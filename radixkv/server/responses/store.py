@@ -13,8 +13,9 @@ from typing import Any
 from weakref import WeakSet
 
 from radixkv.engine.clearing import NamespaceSelection
+from radixkv.server.logprobs import EncodedTokenLogprobs
 from radixkv.server.prompt_caching import Breakpoint
-from radixkv.server.responses.objects import OutputItem, ResponseObject, as_input
+from radixkv.server.responses.objects import OutputItem, OutputMessage, ResponseObject, as_input
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +26,7 @@ class StoredResponse:
         messages: the conversation in the form of chat completions, the answer included, without instructions. The
             messages are shared with the responses that it continues.
         breakpoints: the last one of each time to live in the conversation, also without instructions, in order.
-        num_bytes: what it counts for: its own bytes and all of the conversation's.
+        num_bytes: what it counts for: its own bytes and all of the conversation's, which has no log-probabilities.
         namespaces: in which prompts of the conversation were cached: its own, and those of the responses that it continues.
         items: of the conversation, the output included, as JSON by their ids; see `listed_items`.
     """
@@ -111,6 +112,7 @@ class ResponseStore:
         num_bytes = _num_bytes(items)
         if earlier is not None:
             items, num_bytes = {**earlier.items, **items}, num_bytes + earlier.num_bytes
+            num_bytes -= _num_bytes_of_logprobs(earlier.response)
         pending = PendingResponse(tenant, messages, breakpoints, namespaces, items, num_bytes)
         self._pending.add(pending)
         return pending
@@ -124,10 +126,10 @@ class ResponseStore:
             pending: what `begin` returned.
             response: finished.
             answer: its output as messages.
-            num_bytes: its own, without those of items, and of the conversation that it continues.
+            num_bytes: its own, without those of items, log-probabilities, and the conversation that it continues.
         """
         output = {item.id: json.dumps(as_input(item), ensure_ascii=False).encode() for item in response.output}
-        num_bytes += pending.num_bytes + _num_bytes(output)
+        num_bytes += pending.num_bytes + _num_bytes(output) + _num_bytes_of_logprobs(response)
         if pending.cleared or num_bytes > self._max_bytes:
             return
         tenant = pending.tenant
@@ -181,6 +183,11 @@ class ResponseStore:
 
 def _num_bytes(items: Mapping[str, bytes]) -> int:
     return sum(sys.getsizeof(name) + sys.getsizeof(item) for name, item in items.items())
+
+
+def _num_bytes_of_logprobs(response: ResponseObject) -> int:
+    parts = (part for item in response.output if isinstance(item, OutputMessage) for part in item.content)
+    return sum(len(part.logprobs.encoded) for part in parts if isinstance(part.logprobs, EncodedTokenLogprobs))
 
 
 def _any_in(selection: NamespaceSelection, namespaces: frozenset[str]) -> bool:

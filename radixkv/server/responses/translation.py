@@ -42,6 +42,7 @@ FIELD_NAMES = MappingProxyType(
         "prompt_token_ids": "input",
         "max_tokens": "max_output_tokens",
         "max_completion_tokens": "max_output_tokens",
+        "logprobs": "include",
         "response_format": "text.format",
         "structured_outputs": "text.format",
         "reasoning_effort": "reasoning.effort",
@@ -57,8 +58,11 @@ def as_chat_request(body: InputTokensRequest, messages: Sequence[Mapping[str, An
     """
     chat = same_fields(body, "model", "parallel_tool_calls")
     if isinstance(body, ResponseRequest):
-        names = ("temperature", "top_p", "top_k", "seed", "stream", "cache_salt", "prompt_cache_options")
+        # Not ``stream``: the last event holds all of the response, whose size is bounded.
+        names = ("temperature", "top_p", "top_k", "seed", "cache_salt", "prompt_cache_options")
         chat |= same_fields(body, *names, max_completion_tokens="max_output_tokens")
+        if body.num_top_logprobs is not None:
+            chat |= {"logprobs": True, "top_logprobs": body.num_top_logprobs}
     chat["messages"] = instructed(body, messages)
     if body.tools:
         chat["tools"] = [

@@ -6,11 +6,14 @@ import sys
 import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
+from functools import partial
+from itertools import zip_longest
 from typing import Any
 
 from radixkv.sampling_defaults import SamplingDefaults
-from radixkv.server.chat_events import ChatEvents
+from radixkv.server.chat_events import ChatEvent, ChatEvents
 from radixkv.server.errors import as_api_error
+from radixkv.server.logprobs import EncodedTokenLogprobs, encode_token_logprobs
 from radixkv.server.responses.events import ResponseEvent, ResponseEventType, StreamEvent
 from radixkv.server.responses.objects import (
     IncompleteDetails,
@@ -22,32 +25,26 @@ from radixkv.server.responses.objects import (
 )
 from radixkv.server.responses.output import Output
 from radixkv.server.responses.request import AllowedFunctions, NamedFunction, ResponseRequest
-from radixkv.server.responses.store import PendingResponse, ResponseStore
+from radixkv.server.responses.store import PendingResponse
 from radixkv.server.responses.translation import namespaced_functions, output_messages
+from radixkv.server.service import Service
+from radixkv.server.text_logprobs import TextLogprobs
 
 
 class ResponsesWriter:
-    """Writes the response to one request.
+    """Writes the response to one request, and stores it, unless the request forbids it.
 
     Args:
-        defaults: what is sampled with where the request says nothing.
-        store: keeps the response, unless the request forbids it.
         pending: the store's note of it.
     """
 
-    def __init__(
-        self,
-        body: ResponseRequest,
-        response_id: str,
-        model_name: str,
-        defaults: SamplingDefaults,
-        store: ResponseStore,
-        pending: PendingResponse,
-    ) -> None:
+    def __init__(self, body: ResponseRequest, response_id: str, service: Service, pending: PendingResponse) -> None:
         self._body = body
-        self._store = store
+        self._store = service.responses
+        self._texts = service.token_texts
+        self._encoder = service.encoder
         self._pending = pending
-        self._response = _head(body, response_id, model_name, defaults)
+        self._response = _head(body, response_id, service.model_name, service.llm.loaded.sampling_defaults)
         self._output = Output(namespaced_functions(body))
 
     async def full_response(self, events: ChatEvents) -> ResponseObject:
@@ -85,11 +82,13 @@ class ResponsesWriter:
     async def _grow(self, events: ChatEvents) -> AsyncGenerator[StreamEvent, None]:
         """The events of the output; at the end the response is complete and stored."""
         output, truncated = self._output, False
+        text_logprobs = TextLogprobs(events.new_length())
         async with aclosing(aiter(events)) as parts:
             async for part in parts:
                 truncated = part.finish_reason == "length"
-                for piece in part.pieces:
-                    for event in output.add(piece):
+                logprobs = await self._logprobs(part, text_logprobs)
+                for piece, of_piece in zip_longest(part.pieces, logprobs):
+                    for event in output.add(piece, of_piece):
                         yield event
         for event in output.end("incomplete" if truncated else "completed", events.calls_required):
             yield event
@@ -115,8 +114,20 @@ class ResponsesWriter:
             # Measured as Python stores strings: one character beyond Latin-1 makes all of a string two or four bytes wide.
             # Each breakpoint may hold the input's texts once more.
             num_inputs = 1 + len(self._pending.breakpoints)
-            own = sys.getsizeof(response.model_dump_json()) + num_inputs * sys.getsizeof(self._body.model_dump_json())
+            own = num_inputs * sys.getsizeof(self._body.model_dump_json())
+            own += sys.getsizeof(
+                response.model_dump_json(exclude={"output": {"__all__": {"content": {"__all__": {"logprobs"}}}}})
+            )
             self._store.finish(self._pending, response, output_messages(output.items), own)
+
+    async def _logprobs(self, part: ChatEvent, text_logprobs: TextLogprobs) -> list[EncodedTokenLogprobs]:
+        """Of each new piece; none where they are not included."""
+        num_top, output = self._body.num_top_logprobs, part.output
+        if num_top is None:
+            return []
+        of_pieces = text_logprobs.read(output.token_ids, output.logprobs or (), part.read)
+        write = partial(encode_token_logprobs, num_top=num_top, texts=self._texts)
+        return [await self._encoder.run(len(tokens) * (1 + num_top), partial(write, tokens)) for tokens in of_pieces]
 
     def _response_event(self, kind: ResponseEventType) -> ResponseEvent:
         number = self._output.next_number()
@@ -147,6 +158,7 @@ def _head(body: ResponseRequest, response_id: str, model_name: str, defaults: Sa
         reasoning={"effort": None, "summary": None}
         | ({} if body.reasoning is None else body.reasoning.model_dump(exclude_none=True)),
         max_output_tokens=body.max_output_tokens,
+        top_logprobs=body.top_logprobs or 0,
         temperature=defaults.get("temperature", 1.0) if body.temperature is None else body.temperature,
         top_p=defaults.get("top_p", 1.0) if body.top_p is None else body.top_p,
         store=body.store is not False,
