@@ -228,7 +228,9 @@ def test_rows_at_which_answers_go_on_change_no_other_row(
     assert torch.equal(some, marked[kept])
     assert torch.equal(parts.keys, keys)
     assert torch.equal(parts.values, values)
-    is_factored = quantization == "int4" and (variant == "avx2" or (variant == "avx512_bf16" and dtype == torch.bfloat16))
+    is_factored = quantization == "int4" and (
+        variant == "avx2" or (variant == "avx512_bf16" and dtype == torch.bfloat16)
+    )
     is_split = variant == "amx" and dtype == torch.float32 and quantization is None
     assert torch.equal(marked, plain) != (is_factored or is_split)
 
