@@ -41,7 +41,7 @@ def test_one_that_yields_to_a_group_that_can_never_fit_does_not_make_the_engine_
     driver = Driver()
     pinned = driver.add(unlike(8000, 20), max_new=1)
     driver.finish_running_and_waiting()
-    driver.cache.pin(pinned.prompt)
+    driver.cache.pin(pinned.prefill_token_ids)
     fits, never_fits = driver.add([*STEM, *unlike(1000, 2)]), driver.add([*STEM, *unlike(2000, 30)])
     driver.step()
     driver.loader.finish()
