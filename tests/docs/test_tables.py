@@ -81,6 +81,10 @@ def against_vllm_on_older_processors() -> str:
     return against_vllm("workload", documents)
 
 
+def float32_against_vllm_with_avx2() -> str:
+    return against_vllm("workload", {"Zen 3, float32": "against-vllm-f32-zen3"})
+
+
 def requests_against_vllm() -> str:
     documents = {
         "Intel": "against-vllm-requests",
@@ -109,8 +113,12 @@ def against_llama_cpp() -> str:
             f"{statistics.median(row['theirs']):.2f}",
             f"{row['ratio']:.2f}",
         )
-        for processor, suffix in (("Intel", ""), ("AMD", "-amd"))
-        for dtype in ("bfloat16", "float32")
+        for processor, suffix, dtypes in (
+            ("Intel", "", ("bfloat16", "float32")),
+            ("AMD", "-amd", ("bfloat16", "float32")),
+            ("Zen 3", "-zen3", ("float32",)),
+        )
+        for dtype in dtypes
         for row in results(f"against-llama-cpp-{dtype}-int4{suffix}")["rows"]
     ]
     return table(("workload", "processor", "our activations", "RadixKV, int4", "llama.cpp, Q4_1", "ratio"), rows)
@@ -321,6 +329,7 @@ def reserved_memory() -> str:
         (CPU, bfloat16_against_vllm),
         (CPU, float32_against_vllm),
         (CPU, against_vllm_on_older_processors),
+        (CPU, float32_against_vllm_with_avx2),
         (CPU, requests_against_vllm),
         (CPU, experts_against_vllm),
         (CPU, steps_against_vllm),
