@@ -6,6 +6,7 @@ import asyncio
 import json
 import logging
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -319,7 +320,7 @@ def test_replicas_that_sample_otherwise_are_of_another_generation(default_tokeni
         assert neutral.generation != other.generation
         assert neutral.difference_in_prompts(other) is None
         sent = other.as_json()
-        assert ReplicaDescription.from_json(sent) == other
+        assert replace(ReplicaDescription.from_json(sent), started=other.started) == other
         sent["identity"]["sampling_defaults"]["top_k"] = "many"
         with pytest.raises(ValueError, match="top_k: expected a whole number, got 'many'"):
             ReplicaDescription.from_json(sent)

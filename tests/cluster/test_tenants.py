@@ -96,7 +96,7 @@ def test_a_replica_that_was_started_anew_before_it_was_up_is_told_what_tenants_m
         may_end = asyncio.Event()
 
         async def describe(request: httpx.Request) -> httpx.Response:
-            described = {"instance": f"instance {instance}", "started": 0.0, "chat_template": None}
+            described = {"instance": f"instance {instance}", "age": 0.0, "chat_template": None}
             return httpx.Response(200, json={**described, "identity": IDENTITY, "capacity": CAPACITY})
 
         async def tell(request: httpx.Request) -> httpx.Response:

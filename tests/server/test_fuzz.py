@@ -53,6 +53,7 @@ ANSWERED: dict[str, dict[str, Any]] = {
 NAMED = {
     ("GET", "/v1/models/{name}"): MODEL,
     ("GET", "/v1/responses/{name}"): None,
+    ("GET", "/v1/responses/{name}/input_items"): None,
     ("DELETE", "/v1/responses/{name}"): None,
     ("DELETE", "/admin/pins/{name}"): None,
 }

@@ -24,7 +24,6 @@ from radixkv.server.generation import ChoiceDelta
 from radixkv.server.logprobs import TextLength
 from radixkv.server.prefix_keeper import PrefixKeeper
 from radixkv.server.protocol import CompletionTokensDetails, PromptTokensDetails, Usage
-from radixkv.server.reasoning_tokens import ReasoningTokens
 from radixkv.server.time_limits import Deadlines, TimeLimits
 from radixkv.tools.chat_format import ChatFormat
 from radixkv.tools.definitions import ParsedAnswer
@@ -216,8 +215,8 @@ def test_thoughts_count_with_the_tokens_whose_text_was_held_back(rest: str, at_o
     keeper = PrefixKeeper(Mock(), "", ChatCompletionRequest(messages=[]), [], Prompt([1]))
     form = format_of("think_open").answer_form("<think>\n", None)
     texts = Mock(bytes_of=lambda token_id: chr(token_id).encode(), is_left_out=lambda token_id: False)
-    counter = ReasoningTokens(lambda: TextLength(texts))
-    events = ChatEvents(generation, form, keeper, Deadlines(Mock(), TimeLimits(), Mock()), counter)
+    deadlines = Deadlines(Mock(), TimeLimits(), Mock())
+    events = ChatEvents(generation, form, keeper, deadlines, lambda: TextLength(texts))
     for choice in asyncio.run(events.collect()):
         assert (ParsedAnswer.of(choice.pieces).reasoning or "").strip() == thought
     # Whitespace is part of a thought that ends with it, and neither that before the end tag nor the tag is.
