@@ -11,7 +11,7 @@ from dataclasses import replace
 import numpy as np
 
 from radixkv.cache.arguments import check_count
-from radixkv.tiers.block_key import BlockKey
+from radixkv.tiers.block_key import BlockKey, mark_ancestors_used
 from radixkv.tiers.stats import StoreCounters, StoreStats
 from radixkv.tiers.tier import BlockBytes, check_blocks
 from radixkv.tiers.tier_events import TierObserver
@@ -150,16 +150,11 @@ class HostTier:
 
     def _mark_used(self, prefix: Sequence[BlockKey]) -> int:
         """`mark_used`; returns how many of the blocks before the prefix are there."""
-        num_before = 0
         with self._lock:
             for key in reversed(prefix):
                 if key.digest in self._entries:
                     self._entries.move_to_end(key.digest)
-            for key in prefix[0].ancestors() if prefix else ():
-                if key.digest in self._entries:
-                    self._entries.move_to_end(key.digest)
-                    num_before += 1
-        return num_before
+            return mark_ancestors_used(self._entries, prefix)
 
     def _take_row(self) -> tuple[int | None, bytes | None]:
         """A free row, or that of the least recently used block and its digest; no row: all are being read."""

@@ -8,7 +8,7 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from itertools import islice
 
-from radixkv.tiers.block_key import BlockKey
+from radixkv.tiers.block_key import BlockKey, mark_ancestors_used
 from radixkv.tiers.record import Verdict
 from radixkv.tiers.slot_index import IndexedBlock
 from radixkv.tiers.tier_events import TierObserver
@@ -66,18 +66,14 @@ class SlotTable:
         Returns:
             How many of those before them are there.
         """
-        now, num_before = time.time(), 0
+        now = time.time()
         with self._lock:
             for rank, key in enumerate(reversed(prefix)):
                 entry = self._entries.get(key.digest)
                 if entry is not None:
                     self._entries.move_to_end(key.digest)
                     self._used[entry.slot] = now + rank * _SECONDS_APART
-            for key in prefix[0].ancestors() if prefix else ():
-                if key.digest in self._entries:
-                    self._entries.move_to_end(key.digest)
-                    num_before += 1
-        return num_before
+            return mark_ancestors_used(self._entries, prefix)
 
     def add(self, keys: Sequence[BlockKey], blocks: Sequence[IndexedBlock]) -> None:
         """The blocks are in their slots now."""
