@@ -37,6 +37,11 @@ def keep(pins: TenantPins, cache: PrefixCache, tenant: str, tokens: list[int], t
     return pins.keep(tenant, tenant, tokens, ttl)
 
 
+def pin_for_administrator(cache: PrefixCache, tokens: list[int]) -> None:
+    leave(cache, tokens, namespace="admin")
+    cache.pin(tokens, "admin")
+
+
 def num_pinned(cache: PrefixCache, tenant: str) -> int:
     return sum(pin.num_tokens // BLOCK for pin in cache.pins() if pin.namespace == tenant)
 
@@ -66,8 +71,7 @@ def test_the_tenant_with_the_most_gives_way_when_all_that_may_be_pinned_is() -> 
     cache = PrefixCache(100, BLOCK, max_pinned_blocks=20)
     pins = TenantPins(NamedPins(cache))
     # Each may have 5; an administrator has 14 of the 20.
-    leave(cache, prompt(0, 14), namespace="admin")
-    cache.pin(prompt(0, 14), "admin")
+    pin_for_administrator(cache, prompt(0, 14))
     assert keep(pins, cache, "a", prompt(1, 2)) == 2 * BLOCK
     assert keep(pins, cache, "a", prompt(2, 3)) == 3 * BLOCK
     assert keep(pins, cache, "b", prompt(3, 2)) == 2 * BLOCK
@@ -82,8 +86,7 @@ def test_what_is_kept_stays_kept_where_more_of_it_has_no_room() -> None:
     cache = PrefixCache(40, BLOCK, max_pinned_blocks=16)
     pins = TenantPins(NamedPins(cache))
     assert keep(pins, cache, "a", prompt(1, 3)) == 3 * BLOCK
-    leave(cache, prompt(0, 13), namespace="admin")
-    cache.pin(prompt(0, 13), "admin")
+    pin_for_administrator(cache, prompt(0, 13))
     assert keep(pins, cache, "a", prompt(1, 4)) == 0
     assert (num_pinned(cache, "a"), num_pinned(cache, "admin")) == (3, 13)
     cache.check()
@@ -94,15 +97,13 @@ def test_what_finds_no_room_costs_nobody_a_pin() -> None:
     cache = PrefixCache(40, BLOCK, max_pinned_blocks=16)
     pins = TenantPins(NamedPins(cache))
     assert keep(pins, cache, "a", prompt(1, 3)) == 3 * BLOCK
-    leave(cache, prompt(0, 13), namespace="admin")
-    cache.pin(prompt(0, 13), "admin")
+    pin_for_administrator(cache, prompt(0, 13))
     assert keep(pins, cache, "a", prompt(2, 4)) == 0
     assert (num_pinned(cache, "a"), num_pinned(cache, "admin")) == (3, 13)
     # Nor does it cost others their pins, where those that have more cannot give enough.
     cache = PrefixCache(64, BLOCK, max_pinned_blocks=20)
     pins = TenantPins(NamedPins(cache))
-    leave(cache, prompt(0, 13), namespace="admin")
-    cache.pin(prompt(0, 13), "admin")
+    pin_for_administrator(cache, prompt(0, 13))
     for number in (1, 2):
         assert keep(pins, cache, "a", prompt(number, 2)) == 2 * BLOCK
     assert keep(pins, cache, "b", prompt(3, 3)) == 3 * BLOCK
@@ -130,8 +131,7 @@ def test_who_gives_way_is_found_without_comparing_the_tokens_of_all(monkeypatch:
         for number in (50, 51):
             keep(pins, cache, "most", prompt(number, 3))
         num_left = 40 - 2 * num_others - 6
-        leave(cache, prompt(60, num_left), namespace="admin")
-        cache.pin(prompt(60, num_left), "admin")
+        pin_for_administrator(cache, prompt(60, num_left))
         num_compared[-1] = 0
         assert keep(pins, cache, "new", prompt(61, 3)) == 3 * BLOCK
         assert (num_pinned(cache, "most"), len(cache.pins())) == (3, 2 * num_others + 3)
