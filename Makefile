@@ -116,7 +116,7 @@ fuzz-server: $(MODEL)
 soak-server: $(MODEL)
 	$(BIN)/radixkv bench soak-server
 
-# Memory errors and undefined behaviour in the compiled code end its tests.
+# Memory errors and undefined behaviour in the native code end its tests.
 sanitize: SANITIZERS := -fsanitize=address,undefined -fno-sanitize-recover=undefined
 sanitize: $(INSTALLED)
 	CFLAGS="$(SANITIZERS)" LDFLAGS="$(SANITIZERS)" $(BIN)/python setup.py -q build --build-lib build/sanitized

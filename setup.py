@@ -1,4 +1,4 @@
-"""Builds the compiled code of `radixkv_cpu`, once for every generation of processors; all else is in pyproject.toml."""
+"""Builds the native code of `radixkv_cpu`, once for every generation of processors; all else is in pyproject.toml."""
 
 import platform
 import runpy

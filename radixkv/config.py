@@ -217,7 +217,7 @@ class EngineConfig(Config):
     enable_prefix_caching: bool = True
     """Whether requests reuse what others computed. (Samples and beams of one request always share their prompt.)"""
     attention_backend: AttentionBackendName = "auto"
-    """What computes attention; auto: Triton on a GPU; on a CPU compiled code, or torch if there is none."""
+    """What computes attention; auto: Triton on a GPU; on a CPU native code, or torch if there is none."""
     enforce_eager: bool = False
     """On a GPU, decode without CUDA graphs."""
     enable_torch_compile: bool | None = None

@@ -8,7 +8,7 @@ from typing import NoReturn, SupportsIndex
 def refuse_copies(name: str, protocol: SupportsIndex) -> NoReturn:
     """In place of an object's ``__reduce_ex__``: refuse to copy it or to send it to another process.
 
-    Refused before anything of it is: torch sends a tensor by moving it into shared memory, and compiled code would go on
+    Refused before anything of it is: torch sends a tensor by moving it into shared memory, and native code would go on
     reading it where it was.
     """
     raise TypeError(f"{name}: cannot be copied, or sent to another process; make one in each process that needs one")

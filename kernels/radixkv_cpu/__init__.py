@@ -18,7 +18,7 @@ Only torch and numpy are needed; nothing here knows of radix trees or requests. 
     records       such rows read from files and checked
     draw          one token per row of logits
     logprobs      log-probabilities of tokens
-    checks        arguments are checked before compiled code sees a pointer
+    checks        arguments are checked before native code sees a pointer
     fields        fields of the structures in which arguments are handed over
     src/          the C++: for each of these a file of the same name, and
       calls.h       the functions and their arguments
@@ -39,7 +39,7 @@ threads, compute no gradients, and raise RuntimeError where no variant runs on t
 
 from radixkv_cpu.attention import MAX_DECODING_ROWS, PagedAttention, RowKind
 from radixkv_cpu.blocks import Blocks, BlockWeight
-from radixkv_cpu.checks import COMPILED_DTYPES
+from radixkv_cpu.checks import NATIVE_DTYPES
 from radixkv_cpu.draw import Truncation, draw_tokens
 from radixkv_cpu.elementwise import rms_norm, rope_, write_cache
 from radixkv_cpu.experts import Experts
@@ -54,8 +54,8 @@ from radixkv_cpu.rows import BlockParts
 
 __all__ = [
     "ACTIVATIONS",
-    "COMPILED_DTYPES",
     "MAX_DECODING_ROWS",
+    "NATIVE_DTYPES",
     "QUANTIZATIONS",
     "VARIANTS",
     "BlockParts",

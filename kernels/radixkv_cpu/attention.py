@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from radixkv_cpu.checks import COMPILED_DTYPES, check_scores, check_tensor
+from radixkv_cpu.checks import NATIVE_DTYPES, check_scores, check_tensor
 from radixkv_cpu.fields import floats, pointers, sizes
 from radixkv_cpu.library import require_library
 
@@ -157,7 +157,7 @@ class PagedAttention:
         shape, stride, key_shape, value_shape = query.shape, query.stride(), keys.shape, values.shape
         dtype = query.dtype
         if (
-            dtype not in COMPILED_DTYPES
+            dtype not in NATIVE_DTYPES
             or not (dtype == keys.dtype == values.dtype)
             or not (query.is_cpu and keys.is_cpu and values.is_cpu)
             or not (keys.is_contiguous() and values.is_contiguous())
@@ -198,7 +198,7 @@ class PagedAttention:
         return out
 
     def _check(self, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> None:
-        check_tensor("keys", keys, [None, self.block_size, None, None], COMPILED_DTYPES)
+        check_tensor("keys", keys, [None, self.block_size, None, None], NATIVE_DTYPES)
         num_blocks, _, num_kv_heads, key_dim = keys.shape
         if not key_dim:
             raise ValueError(f"keys: expected at least one dimension of a head, got shape {list(keys.shape)}")

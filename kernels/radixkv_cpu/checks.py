@@ -1,6 +1,6 @@
-"""Arguments are checked before compiled code sees a pointer: a wrong tensor is a ValueError, never an illegal access.
+"""Arguments are checked before native code sees a pointer: a wrong tensor is a ValueError, never an illegal access.
 
-Compiled functions are called several times per layer, so each first tests in one expression whether its tensors are as usual.
+Native functions are called several times per layer, so each first tests in one expression whether its tensors are as usual.
 Only if they are not does `check_tensor` look at them one by one, to find out what is wrong, if anything is.
 
 The contents of tensors are not checked: the caller is responsible for slots and block ids.
@@ -14,8 +14,8 @@ from ctypes import c_float
 
 import torch
 
-COMPILED_DTYPES = (torch.float32, torch.bfloat16)
-"""The types that the compiled code computes with."""
+NATIVE_DTYPES = (torch.float32, torch.bfloat16)
+"""The types that the native code computes with."""
 
 
 def check_tensor(

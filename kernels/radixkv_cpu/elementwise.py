@@ -6,7 +6,7 @@ import ctypes
 
 import torch
 
-from radixkv_cpu.checks import COMPILED_DTYPES, check_tensor
+from radixkv_cpu.checks import NATIVE_DTYPES, check_tensor
 from radixkv_cpu.fields import floats, pointers, sizes
 from radixkv_cpu.library import require_library
 
@@ -54,13 +54,13 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, epsilon: float, out: torch.T
     shape = x.shape
     dim = shape[-1] if shape else 0
     if (
-        x.dtype not in COMPILED_DTYPES
+        x.dtype not in NATIVE_DTYPES
         or not (x.is_cpu and weight.is_cpu and weight.is_contiguous())
         or not shape
         or weight.shape != (dim,)
         or weight.dtype != torch.float32
     ):
-        check_tensor("x", x, [*shape[:-1], None], COMPILED_DTYPES, 0)
+        check_tensor("x", x, [*shape[:-1], None], NATIVE_DTYPES, 0)
         check_tensor("weight", weight, [dim], [torch.float32])
     if out is None:
         x = x.contiguous()
@@ -96,7 +96,7 @@ def rope_(query: torch.Tensor, key: torch.Tensor, cos: torch.Tensor, sin: torch.
     shape, stride, dtype = query.shape, query.stride(), query.dtype
     key_shape, cos_shape = key.shape, cos.shape
     if (
-        dtype not in COMPILED_DTYPES
+        dtype not in NATIVE_DTYPES
         or not (dtype == key.dtype == cos.dtype == sin.dtype)
         or not (query.is_cpu and key.is_cpu and cos.is_cpu and sin.is_cpu)
         or not (len(shape) == len(key_shape) == 3)
@@ -119,7 +119,7 @@ def rope_(query: torch.Tensor, key: torch.Tensor, cos: torch.Tensor, sin: torch.
 
 
 def _check_rope(query: torch.Tensor, key: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> None:
-    check_tensor("query", query, [None, None, None], COMPILED_DTYPES, 2)
+    check_tensor("query", query, [None, None, None], NATIVE_DTYPES, 2)
     rows, num_query_heads, dim = query.shape
     check_tensor("key", key, [rows, None, dim], [query.dtype], 2)
     if rows > 1 and query.stride(0) != key.stride(0):

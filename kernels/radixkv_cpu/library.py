@@ -27,7 +27,7 @@ VARIANTS: Mapping[str, frozenset[str]] = MappingProxyType(
         "avx2": _V3,
     }
 )
-"""Variants of the compiled code, the best first, with what /proc/cpuinfo must list for each."""
+"""Variants of the native code, the best first, with what /proc/cpuinfo must list for each."""
 
 
 class Library:

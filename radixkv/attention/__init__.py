@@ -10,7 +10,7 @@ One batch, from block tables to kernel launches::
       |
     AttentionPlan         rows of the packed batch (positions, slots), and KeyRanges: shared prefixes, private tails
       |                                                                    made by Planner, host arrays only
-      +-- native/         ranges as they are -> compiled code that reads blocks in place      } over HostBackend
+      +-- native/         ranges as they are -> native code that reads blocks in place      } over HostBackend
       |                                                                                        }
       +-- torch_cpu/      lower -> ViewCall, GatherCall, CausalCall -> torch's flash attention }
       |

@@ -17,7 +17,7 @@ BACKENDS = ("auto", "native", "torch", "triton")
 def make_backend(
     name: str, pool: KVPool, dtype: torch.dtype, num_query_heads: int, limits: BatchLimits
 ) -> AttentionBackend:
-    """Make the backend of that name; "auto" is Triton on a GPU, and on a CPU compiled code where available, else torch.
+    """Make the backend of that name; "auto" is Triton on a GPU, and on a CPU native code where available, else torch.
 
     Args:
         dtype: of queries.
@@ -34,7 +34,7 @@ def make_backend(
     if name == "native":
         if not is_available(pool, dtype):
             raise ValueError(
-                "attention_backend: 'native' needs a CPU that one of its compiled variants runs on, and keys and values "
+                "attention_backend: 'native' needs a CPU that one of its variants runs on, and keys and values "
                 f"stored in the model's type, float32 or bfloat16; got {pool.dtype} on {device}"
             )
         return NativeBackend(pool, limits.max_num_seqs, limits.max_model_len)

@@ -76,7 +76,7 @@ def _chat_template(loaded: LoadedModel) -> str | dict[str, str] | None:
 
 
 def _weights_name(loaded: LoadedModel) -> str:
-    """A name of the weights as they were loaded: of their files, or of their tensors before compiled code repacked them."""
+    """A name of the weights as they were loaded: of their files, or of their tensors before native code repacked them."""
     origin = loaded.origin
     if isinstance(origin, ModelFiles):
         name = origin.digest()

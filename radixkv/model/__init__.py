@@ -3,7 +3,7 @@
 ::
 
     loader.py               from a hub id, a folder, a GGUF file or memory to a model that is ready to run
-      placement.py          on which device, in which type, by compiled code or not
+      placement.py          on which device, in which type, by native code or not
       source.py, checkpoint.py, deferred_weights.py, whole_weights.py     files and weights
       gguf_model.py, gguf_*.py, default_model.py                          GGUF files
       quantised/            checkpoints whose weights others have quantised
@@ -18,7 +18,7 @@
       longrope.py, dynamic_rotation.py, rotary_types.py, window_mask.py   what depends on positions
     modules replaced by faster ones, each only where `equivalence.py` finds the same results (watched_calls.py,
     replace_modules.py):
-      native/               compiled code on a CPU
+      native/               native code on a CPU
       packed_linear.py, shared_input.py                                   torch's own packed products
       merged_linear.py, deferred_rotation.py, decode_graphs.py, compiled_layers.py     on a GPU
     pool_sizing.py, kv_quantisation.py                                    the pool

@@ -33,7 +33,7 @@ def read_checkpoint(
 ) -> tuple[transformers.PreTrainedModel, DeferredWeights | None]:
     """Build a model and read its weights, unless they may stay in their files until they are packed.
 
-    Compiled code for CPUs packs weights one module at a time. If each module's are read only then, a file in another type is
+    Native code for CPUs packs weights one module at a time. If each module's are read only then, a file in another type is
     never in memory whole. This works for converted GGUF files, for checkpoints quantised by one of `METHODS`, and for folders
     of safetensors with one tensor per parameter; transformers loads all others.
 

@@ -49,7 +49,7 @@ class WeightFiles(ABC):
         """The weights, as floats."""
 
     def blocks(self, name: str) -> Blocks | None:
-        """The weights as they are stored, if that is a kind that compiled code computes with."""
+        """The weights as they are stored, if that is a kind that native code computes with."""
         return None
 
 
@@ -212,7 +212,7 @@ class DeferredWeights:
         return self._files.has_blocks
 
     def blocks(self, parameter: torch.Tensor) -> Blocks | None:
-        """A parameter's blocks as its file stores them; None: there are none that compiled code computes with."""
+        """A parameter's blocks as its file stores them; None: there are none that native code computes with."""
         return self._files.blocks(self._names[parameter]) if parameter in self._names else None
 
     @torch.inference_mode(False)

@@ -121,7 +121,7 @@ def _state_of(folder: Path) -> dict[str, tuple[int, int]]:
 
 @torch.inference_mode()
 def tensors_digest(model: transformers.PreTrainedModel, deferred: DeferredWeights | None = None) -> str:
-    """Names a model by its configuration and the bytes of its tensors, as far as no compiled code has repacked them.
+    """Names a model by its configuration and the bytes of its tensors, as far as no native code has repacked them.
 
     Args:
         model: in memory, but for its weights.

@@ -1,4 +1,4 @@
-"""Weights as GGUF files hold them: the kinds of blocks that compiled code computes with as they are.
+"""Weights as GGUF files hold them: the kinds of blocks that native code computes with as they are.
 
 A block stores some neighbouring weights of a row. The bit layout of each kind is that of ggml's ``ggml-common.h``, and of the
 `gguf` package, which reads all kinds, into floats.

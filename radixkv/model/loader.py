@@ -97,7 +97,7 @@ def load_model(
     Args:
         model: hub id, folder, GGUF file or loaded model; None: the default model.
         config: how to load it; None: `ModelConfig`'s defaults.
-        native: on a CPU, let compiled code stand in for the model's modules; torch's compiler cannot trace it.
+        native: on a CPU, let native code stand in for the model's modules; torch's compiler cannot trace it.
         fingerprint: read all weights once more, to name them. Those of a model in a CPU's memory are always read.
         progress: called with a message before a slow operation; by default prints it to standard error.
 
@@ -177,7 +177,7 @@ def _from_files(
         with load_errors(name):
             origin = revision or ModelFiles.of(folder)
             generation_config = read_own_generation_config(folder, config.generation_config)
-            # Weights may stay in their files until compiled code packs them.
+            # Weights may stay in their files until native code packs them.
             may_defer = placement.obstacle is None
             loaded, deferred = read_checkpoint(folder, placement.dtype, placement.device, may_defer)
     return _Unprepared(loaded, name, tokenizer, origin, deferred, generation_config)
@@ -190,7 +190,7 @@ def _read_own_tokenizer(folder: Path, name: str) -> Any:
 
 def _fingerprint(unprepared: _Unprepared, quantization: str | None, is_wanted: bool) -> str | None:
     """`model_fingerprint`; None: it is not wanted, and either the model's origin tells it or the model cannot be named."""
-    # Once compiled code has repacked weights that are of no file, nothing else tells them.
+    # Once native code has repacked weights that are of no file, nothing else tells them.
     is_needed = unprepared.origin is None and unprepared.model.device.type == "cpu"
     if not is_wanted and not is_needed:
         return None
@@ -203,7 +203,7 @@ def _fingerprint(unprepared: _Unprepared, quantization: str | None, is_wanted: b
 
 
 def _prepare_on_cpu(unprepared: _Unprepared, config: ModelConfig, native: bool) -> None:
-    """Let compiled code stand in for the model's modules, and quantise, share or trim what is in memory then."""
+    """Let native code stand in for the model's modules, and quantise, share or trim what is in memory then."""
     model, name, deferred = unprepared.model, unprepared.name, unprepared.deferred
     keeper: WeightKeeper | None = None
     if config.quantization not in (None, "gguf"):

@@ -1,4 +1,4 @@
-"""Where a model computes, in which type, and whether compiled code computes for it."""
+"""Where a model computes, in which type, and whether native code computes for it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from types import MappingProxyType
 import torch
 
 from radixkv.config import ModelConfig
-from radixkv_cpu import COMPILED_DTYPES, library
+from radixkv_cpu import NATIVE_DTYPES, library
 
 _DTYPES = MappingProxyType(
     {
@@ -28,7 +28,7 @@ class Placement:
     Attributes:
         device: a CPU or a CUDA device.
         dtype: of weights and activations.
-        native: on a CPU, whether compiled code may stand in for the model's modules.
+        native: on a CPU, whether native code may stand in for the model's modules.
     """
 
     device: torch.device
@@ -47,12 +47,12 @@ class Placement:
 
     @property
     def obstacle(self) -> str | None:
-        """Why compiled code cannot compute the model's linear layers, and what to do; None: it can."""
+        """Why native code cannot compute the model's linear layers, and what to do; None: it can."""
         if self.device.type != "cpu":
             return f"not on {self.device.type}: use a CPU"
         if not self.native:
             return "not what torch's compiler traces: leave enable_torch_compile off"
-        if self.dtype not in COMPILED_DTYPES:
+        if self.dtype not in NATIVE_DTYPES:
             return f"with float32 or bfloat16 inputs, not {str(self.dtype).removeprefix('torch.')}: use another dtype"
         return "and none of its variants runs here" if library() is None else None
 
@@ -64,7 +64,7 @@ class Placement:
         """
         if quantization is not None and self.obstacle is not None:
             raise ValueError(
-                f"quantization: {quantization!r} is computed by compiled code for CPUs, {self.obstacle}, or None"
+                f"quantization: {quantization!r} is computed by native code for CPUs, {self.obstacle}, or None"
             )
 
 
@@ -87,8 +87,8 @@ def _resolve_dtype(dtype: str | torch.dtype, device: torch.device, native: bool)
     if isinstance(dtype, torch.dtype) and dtype in _DTYPES.values():
         return dtype
     if dtype == "auto":
-        compiled = library() if native else None
-        return torch.bfloat16 if device.type == "cuda" or (compiled and compiled.is_fast_in_bf16) else torch.float32
+        found = library() if native else None
+        return torch.bfloat16 if device.type == "cuda" or (found and found.is_fast_in_bf16) else torch.float32
     if not isinstance(dtype, str) or dtype not in _DTYPES:
         raise ValueError(f"dtype: expected 'auto' or one of {sorted(_DTYPES)}, got {dtype!r}")
     return _DTYPES[dtype]

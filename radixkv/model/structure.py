@@ -25,7 +25,7 @@ class ModelStructure:
 
     Attributes:
         layers: the attention layers by their index, in the order of the pool's layers.
-        chains: of layers that compiled code may compute in one call, each of which its first layer starts.
+        chains: of layers that native code may compute in one call, each of which its first layer starts.
         last_layer: the index of the last layer, if of its rows only those matter whose logits are wanted.
         num_logits: per row of logits.
     """

@@ -1,7 +1,7 @@
-"""Draws tokens on a CPU, exactly as `radixkv.sampling.exponential` says: by compiled code where that runs, else by numpy.
+"""Draws tokens on a CPU, exactly as `radixkv.sampling.exponential` says: by native code where that runs, else by numpy.
 
 With numpy, a large vocabulary is scanned row by row, within a processor's cache, for the few tokens that truncation could
-leave. Everything after that is done for many rows at a time. Compiled code does the same for one row after the other: 16 rows
+leave. Everything after that is done for many rows at a time. Native code does the same for one row after the other: 16 rows
 with top_p take 0.9 ms instead of 5.6 on two cores.
 """
 

@@ -1,6 +1,6 @@
 """Reads many blocks from slots at a time, and compares each with its key.
 
-Where compiled code is available, one call without Python's lock reads many blocks, and checksums each while it is in the
+Where native code is available, one call without Python's lock reads many blocks, and checksums each while it is in the
 processor's caches. In Python it takes several calls per block, in which threads wait for each other's lock.
 
 Memory-mapped files are copied no faster, and a failing disk kills a process that reads them.
@@ -79,7 +79,7 @@ class SlotReader:
             What each slot holds, None where it could not be read; and the system's error, if there was one.
         """
         if self._read_records is not None:
-            return self._read_compiled(self._read_records, files, keys, slots, out)
+            return self._read_natively(self._read_records, files, keys, slots, out)
         # Slices of memory views cost a fraction of those of arrays.
         size, memory = out.shape[1], out.data.cast("B")
         blocks = [memory[start : start + size] for start in range(0, len(slots) * size, size)]
@@ -92,7 +92,7 @@ class SlotReader:
             return verdicts, error
         return verdicts, None
 
-    def _read_compiled(
+    def _read_natively(
         self,
         read_records: RecordsReader,
         files: SlotFiles,

@@ -21,12 +21,12 @@ def pool() -> KVPool:
     return KVPool([LayerShape(1, 8, 8)], 2, 16, torch.float32)
 
 
-@pytest.mark.skipif(library() is None, reason="no variant of the compiled code runs here")
-def test_on_a_cpu_compiled_code_attends(pool: KVPool) -> None:
+@pytest.mark.skipif(library() is None, reason="no variant of the native code runs here")
+def test_on_a_cpu_native_code_attends(pool: KVPool) -> None:
     assert isinstance(make_backend("auto", pool, torch.float32, 1, BatchLimits(2, 32)), NativeBackend)
 
 
-def test_torch_attends_where_compiled_code_cannot(pool: KVPool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_torch_attends_where_native_code_cannot(pool: KVPool, monkeypatch: pytest.MonkeyPatch) -> None:
     assert isinstance(make_backend("auto", pool, torch.float16, 1, BatchLimits(2, 32)), TorchBackend)
     monkeypatch.setattr(backend, "library", lambda: None)
     assert isinstance(make_backend("auto", pool, torch.float32, 1, BatchLimits(2, 32)), TorchBackend)

@@ -41,7 +41,7 @@ def saved(folder: Path) -> Path:
 
 
 def test_models_in_memory_are_named_by_all_of_their_weights() -> None:
-    """Compiled code had repacked the linear layers when they were named: what differed only there had one name, and an answer
+    """Native code had repacked the linear layers when they were named: what differed only there had one name, and an answer
     went on with other weights when its replica died.
     """
     assert weights_of(tiny_model(50)) == weights_of(tiny_model(50)) != weights_of(tuned(tiny_model(50)))

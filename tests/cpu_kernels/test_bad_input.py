@@ -1,4 +1,4 @@
-"""What compiled code cannot take is refused with an error that shows it, and nothing is written."""
+"""What native code cannot take is refused with an error that shows it, and nothing is written."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 
 from radixkv_cpu import PackedWeight, PagedAttention, is_packable, library, rms_norm, rope_, write_cache
 
-pytestmark = pytest.mark.skipif(library() is None, reason="no variant of the compiled code runs here")
+pytestmark = pytest.mark.skipif(library() is None, reason="no variant of the native code runs here")
 
 HALF = torch.float16
 META = torch.device("meta")

@@ -17,7 +17,7 @@ from radixkv.model.gguf_blocks import KINDS, dequantise, unpack
 from radixkv_cpu import Blocks, BlockWeight, PackedWeight, library
 
 each_kind = pytest.mark.parametrize("kind", KINDS)
-needs_library = pytest.mark.skipif(library() is None, reason="no variant of the compiled code runs here")
+needs_library = pytest.mark.skipif(library() is None, reason="no variant of the native code runs here")
 
 
 @each_kind

@@ -19,7 +19,7 @@ from radixkv_cpu import (
     quantise,
 )
 
-pytestmark = pytest.mark.skipif(library() is None, reason="no variant of the compiled code runs here")
+pytestmark = pytest.mark.skipif(library() is None, reason="no variant of the native code runs here")
 
 each_dtype = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 

@@ -1,4 +1,4 @@
-"""Compiled draws are those of numpy, which the sampler's tests hold against a distribution in float64."""
+"""Native draws are those of numpy, which the sampler's tests hold against a distribution in float64."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ from radixkv.sampling import exponential, host_draw
 from radixkv.sampling.variates import SamplingRow
 from radixkv_cpu import Truncation, draw_tokens, library
 
-pytestmark = pytest.mark.skipif(library() is None, reason="no variant of the compiled code runs here")
+pytestmark = pytest.mark.skipif(library() is None, reason="no variant of the native code runs here")
 
 
 @contextmanager
-def without_compiled_code() -> Iterator[None]:
+def without_native_code() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(host_draw, "library", lambda: None)
         yield
 
 
 def both(logits: torch.Tensor, rows: list[SamplingRow]) -> tuple[list[int], list[int]]:
-    compiled = exponential.draw(logits, rows)
-    with without_compiled_code():
+    native = exponential.draw(logits, rows)
+    with without_native_code():
         expected = exponential.draw(logits, rows)
-    return compiled.tolist(), expected.tolist()
+    return native.tolist(), expected.tolist()
 
 
 KINDS = st.fixed_dictionaries(
@@ -63,8 +63,8 @@ def test_draws_are_those_of_numpy(
     if num_masked < vocab_size:
         logits[:, torch.randperm(vocab_size, generator=generator)[:num_masked]] = float("-inf")
     rows = [SamplingRow(SamplingParams(**kind), seed + i, i % 2, i) for i, kind in enumerate(kinds)]
-    compiled, expected = both(logits, rows)
-    assert compiled == expected
+    native, expected = both(logits, rows)
+    assert native == expected
 
 
 LARGE: dict[str, dict[str, Any]] = {
@@ -84,9 +84,9 @@ def test_draws_from_a_large_vocabulary(variant: str, params: dict[str, Any]) -> 
     logits = torch.randn(48, 49_152, generator=torch.Generator().manual_seed(1)) * 3
     rows = [SamplingRow(SamplingParams(**params), i, 0, i) for i in range(len(logits))]
     with use(variant):
-        compiled, expected = both(logits, rows)
-    assert compiled == expected
-    assert len({*compiled}) > 40
+        native, expected = both(logits, rows)
+    assert native == expected
+    assert len({*native}) > 40
 
 
 @each_variant

@@ -13,7 +13,7 @@ from support.cpu_variants import assert_close, each_variant, guarded, is_untouch
 
 from radixkv_cpu import Experts, PackedWeight, QuantisedWeight, Weight, library
 
-pytestmark = pytest.mark.skipif(library() is None, reason="no variant of the compiled code runs here")
+pytestmark = pytest.mark.skipif(library() is None, reason="no variant of the native code runs here")
 
 # Weights of one or more experts, one below the other.
 Make = Callable[[Sequence[torch.Tensor], str | None], Weight]

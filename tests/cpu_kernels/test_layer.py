@@ -26,7 +26,7 @@ from radixkv_cpu import (
     write_cache,
 )
 
-pytestmark = pytest.mark.skipif(library() is None, reason="no variant of the compiled code runs here")
+pytestmark = pytest.mark.skipif(library() is None, reason="no variant of the native code runs here")
 
 QUERY_HEADS, KV_HEADS, DIM, WIDTH, INNER, BLOCK = 6, 2, 32, 96, 160, 4
 

@@ -1,4 +1,4 @@
-"""What Python hands to the compiled code lies in memory as C++ reads it: nothing else would notice a field out of place."""
+"""What Python hands to the native code lies in memory as C++ reads it: nothing else would notice a field out of place."""
 
 from __future__ import annotations
 

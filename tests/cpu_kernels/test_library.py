@@ -16,7 +16,7 @@ from radixkv_cpu.source_digest import source_digest
 DIGEST = source_digest(FOLDER / "src")
 
 
-@pytest.mark.skipif(not supported_variants(), reason="no variant of the compiled code runs here")
+@pytest.mark.skipif(not supported_variants(), reason="no variant of the native code runs here")
 @pytest.mark.parametrize(
     ("present", "changed", "named"),
     [(DIGEST, "0" * 16, "0" * 16), ("radixkv_sources", "radixkv_nothing", "others, which it does not name")],

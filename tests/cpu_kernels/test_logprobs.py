@@ -1,4 +1,4 @@
-"""Compiled log-probabilities against those in float64, and the order of the likeliest tokens."""
+"""Native log-probabilities against those in float64, and the order of the likeliest tokens."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from support.cpu_variants import each_variant, use
 
 from radixkv_cpu import library, token_logprobs
 
-pytestmark = pytest.mark.skipif(library() is None, reason="no variant of the compiled code runs here")
+pytestmark = pytest.mark.skipif(library() is None, reason="no variant of the native code runs here")
 
 
 @each_variant

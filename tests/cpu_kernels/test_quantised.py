@@ -24,7 +24,7 @@ from radixkv_cpu import (
 each_quantization = pytest.mark.parametrize("quantization", QUANTIZATIONS)
 each_dtype = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 ROWS = st.one_of(st.integers(1, 6), st.integers(1, 100), st.sampled_from([257, 513]))
-needs_library = pytest.mark.skipif(library() is None, reason="no variant of the compiled code runs here")
+needs_library = pytest.mark.skipif(library() is None, reason="no variant of the native code runs here")
 
 
 def random_weight(features: int, inputs: int, dtype: torch.dtype) -> torch.Tensor:

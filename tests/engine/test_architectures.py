@@ -45,7 +45,7 @@ def test_tokens_equal_with_other_configurations(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["mixtral", "qwen3_moe", "deepseek_v3"])
-def test_experts_of_sizes_that_compiled_code_takes(name: str) -> None:
+def test_experts_of_sizes_that_native_code_takes(name: str) -> None:
     sizes = {"hidden_size": 64, "intermediate_size": 96}
     assert_tokens_equal_transformers(partial(build, name, SUPPORTED[name] | WIDE_EXPERTS | sizes))
 
@@ -72,14 +72,14 @@ def test_models_that_blocks_cannot_serve_are_refused(name: str) -> None:
         LLM(model)
 
 
-@pytest.mark.parametrize("sizes", [{}, WIDE], ids=["as torch computes them", "as compiled code does"])
+@pytest.mark.parametrize("sizes", [{}, WIDE], ids=["as torch computes them", "as native code does"])
 def test_layers_that_attend_to_later_tokens_are_refused_whatever_stands_in_for_them(sizes: dict[str, Any]) -> None:
     model = build("gemma3_text", {**SUPPORTED["gemma3_text"], **sizes, "use_bidirectional_attention": True})
     with pytest.raises(UnsupportedModelError, match=r"^Gemma3ForCausalLM: its layers attend to later tokens, too$"):
         LLM(model)
 
 
-@pytest.mark.parametrize("sizes", [{}, WIDE], ids=["as torch computes them", "as compiled code does"])
+@pytest.mark.parametrize("sizes", [{}, WIDE], ids=["as torch computes them", "as native code does"])
 def test_what_layers_add_to_attention_is_refused_whatever_stands_in_for_them(
     sizes: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -251,7 +251,7 @@ def test_an_engine_of_another_process_is_refused_and_does_not_hang() -> None:
 
 
 def test_what_cannot_be_sent_to_another_process_still_answers() -> None:
-    """Half sent, its weights were in shared memory, and compiled code read them where they had been: the process crashed."""
+    """Half sent, its weights were in shared memory, and native code read them where they had been: the process crashed."""
     llm, (prompt,) = tiny(), shared_prefix_prompts(1, 1)
     expected = tokens_of(llm, [prompt])
     for whole in (llm, AsyncLLM(tiny()), Chat(llm), llm.engine.loaded.model):

@@ -1,4 +1,4 @@
-"""On a CPU, compiled code rounds alike however much of a prompt was cached, and in whatever pieces it was computed."""
+"""On a CPU, native code rounds alike however much of a prompt was cached, and in whatever pieces it was computed."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from support.model_zoo import SUPPORTED, VOCAB_SIZE, WIDE, build
 from radixkv import LLM, SamplingParams
 from radixkv_cpu import library
 
-pytestmark = pytest.mark.skipif(library() is None, reason="no variant of the compiled code runs here")
+pytestmark = pytest.mark.skipif(library() is None, reason="no variant of the native code runs here")
 
 LENGTHS = (1, 2, 17, 33, 90, 300)
-# Which compiled code takes.
+# Which native code takes.
 EXPERTS = {"num_experts": 16, "n_routed_experts": 16, "num_experts_per_tok": 4, "moe_intermediate_size": 64}
 
 

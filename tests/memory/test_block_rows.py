@@ -44,11 +44,11 @@ def filled_pool(layers: list[LayerShape], dtype: torch.dtype) -> tuple[KVPool, l
 @pytest.mark.parametrize(
     "ids", [[5, 6, 7, 8, 9, 10], [9, 2, 7, 0, 4, 11], [3, 4, 5, 6, 7, 8, 9, 0, 1, 2], [11], []], ids=str
 )
-@pytest.mark.parametrize("compiled", [True, False])
+@pytest.mark.parametrize("native", [True, False])
 def test_blocks_come_back_as_they_were_wherever_they_are_put(
-    layers: list[LayerShape], dtype: torch.dtype, ids: list[int], compiled: bool, monkeypatch: pytest.MonkeyPatch
+    layers: list[LayerShape], dtype: torch.dtype, ids: list[int], native: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if not compiled:
+    if not native:
         monkeypatch.setattr(block_rows, "library", lambda: None)
     pool, tensors = filled_pool(layers, dtype)
     before = [tensor.clone() for tensor in tensors]

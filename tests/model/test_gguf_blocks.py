@@ -28,7 +28,7 @@ pytestmark = pytest.mark.usefixtures("model_cache")
 # Rows of 256 weights, as the larger blocks want them.
 SIZES: dict[str, Any] = {"hidden_size": 256, "head_dim": 64, "intermediate_size": 256, "num_hidden_layers": 2}
 PROMPTS = [[5, 6, 7, 8, 9] * 4 + [i] for i in (10, 11, 12)]
-needs_library = pytest.mark.skipif(library() is None, reason="no variant of the compiled code runs here")
+needs_library = pytest.mark.skipif(library() is None, reason="no variant of the native code runs here")
 
 
 def kind_of(name: str) -> str:
@@ -70,7 +70,7 @@ def test_greedy_tokens_are_those_of_transformers(tied: bool, tmp_path: Path, cap
 
 
 @needs_library
-def test_quantised_anew_or_where_no_compiled_code_stands_in_a_file_is_what_it_says(tmp_path: Path) -> None:
+def test_quantised_anew_or_where_no_native_code_stands_in_a_file_is_what_it_says(tmp_path: Path) -> None:
     path = tmp_path / "tiny.gguf"
     write_llama(build("llama", SIZES), path)
     truth = reference(path)

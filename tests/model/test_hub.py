@@ -92,7 +92,7 @@ def test_models_of_the_hub_are_named_by_their_revision(tmp_path: Path, monkeypat
     assert load_model("some/model").origin == REVISION
 
 
-@pytest.mark.skipif(library() is None, reason="no variant of the compiled code runs here")
+@pytest.mark.skipif(library() is None, reason="no variant of the native code runs here")
 def test_weights_of_the_hub_stay_in_their_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """They were in memory whole, beside what is made of them."""
     build_supported("llama").save_pretrained(cached_snapshot(tmp_path / "hub", "some/model", monkeypatch))

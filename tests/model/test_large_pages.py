@@ -59,7 +59,7 @@ def test_memory_is_left_to_others_most_of_the_time(monkeypatch: pytest.MonkeyPat
     assert pauses == [1.0, 1.0]
 
 
-@pytest.mark.skipif(library() is None, reason="no variant of the compiled code runs here")
+@pytest.mark.skipif(library() is None, reason="no variant of the native code runs here")
 def test_weights_stay_what_and_where_they_are(caplog: pytest.LogCaptureFixture) -> None:
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.madvise(None, ctypes.c_size_t(0), 25) and ctypes.get_errno() == errno.EINVAL:
@@ -77,6 +77,6 @@ def test_weights_stay_what_and_where_they_are(caplog: pytest.LogCaptureFixture) 
     assert all(torch.equal(w.panels, panels) for w, panels in zip(weights, before, strict=True))
 
 
-@pytest.mark.skipif(library() is None, reason="no variant of the compiled code runs here")
+@pytest.mark.skipif(library() is None, reason="no variant of the native code runs here")
 def test_small_weights_take_no_thread() -> None:
     assert use_large_pages([PackedWeight([torch.randn(32, 32)])]) is None

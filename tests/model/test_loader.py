@@ -259,7 +259,7 @@ def test_a_damaged_folder_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("compiled", "native", "expected"),
+    ("variant", "native", "expected"),
     [
         (SimpleNamespace(is_fast_in_bf16=True), True, torch.bfloat16),
         (SimpleNamespace(is_fast_in_bf16=True), False, torch.float32),
@@ -267,11 +267,11 @@ def test_a_damaged_folder_is_refused(tmp_path: Path) -> None:
         (None, True, torch.float32),
     ],
 )
-def test_bfloat16_is_chosen_where_compiled_code_multiplies_it_fast(
-    compiled: object, native: bool, expected: torch.dtype, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_bfloat16_is_chosen_where_native_code_multiplies_it_fast(
+    variant: object, native: bool, expected: torch.dtype, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     build_supported("llama").save_pretrained(tmp_path)
-    monkeypatch.setattr(placement, "library", lambda: compiled)
+    monkeypatch.setattr(placement, "library", lambda: variant)
     config = ModelConfig(device="cpu")
     assert load_model(tmp_path, config, native=native).dtype == expected
     assert load_model(tmp_path, config.model_copy(update={"dtype": "float32"}), native=native).dtype == torch.float32

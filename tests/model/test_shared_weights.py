@@ -15,7 +15,7 @@ from radixkv.model.native import weights_of
 from radixkv.model.shared_weights import share_weights
 from radixkv_cpu import PackedWeight, Weight, library
 
-pytestmark = pytest.mark.skipif(library() is None, reason="no compiled code runs here")
+pytestmark = pytest.mark.skipif(library() is None, reason="no native code runs here")
 
 
 def weight() -> PackedWeight:

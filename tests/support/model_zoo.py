@@ -24,7 +24,7 @@ _COMMON: dict[str, Any] = {
     "eos_token_id": 2,
     "initializer_range": 0.3,
 }
-# Sizes that compiled code can pack bfloat16 weights in.
+# Sizes that native code can pack bfloat16 weights in.
 WIDE: dict[str, Any] = {
     "hidden_size": 64,
     "head_dim": 32,

@@ -25,11 +25,11 @@ def clock() -> FakeClock:
     return FakeClock()
 
 
-@pytest.fixture(params=[None, read_records], ids=["by Python", "by compiled code"])
+@pytest.fixture(params=[None, read_records], ids=["by Python", "by native code"])
 def reads_records(request: pytest.FixtureRequest) -> RecordsReader | None:
-    """How tiers read records: by compiled code, or by Python where this is None."""
+    """How tiers read records: by native code, or by Python where this is None."""
     if request.param is not None and library() is None:
-        pytest.skip("no compiled code for this processor")
+        pytest.skip("no native code for this processor")
     reader: RecordsReader | None = request.param
     return reader
 

@@ -38,7 +38,7 @@ from radixkv.tiers.stored_pins import StoredPins
 
 @pytest.fixture
 def reads_records() -> None:
-    """Read by Python: compiled code bypasses the module's `os`, which stands for the failing disk."""
+    """Read by Python: native code bypasses the module's `os`, which stands for the failing disk."""
 
 
 @pytest.mark.parametrize("fault", ["write fails", "full", "gone"])

@@ -347,7 +347,7 @@ def test_rows_that_do_not_fit_their_keys_are_refused(open_tier: OpenTier) -> Non
 
 
 def test_who_asks_for_no_blocks_gets_none(open_tier: OpenTier) -> None:
-    """Reading without compiled code raised a TypeError."""
+    """Reading without native code raised a TypeError."""
     tier = open_tier()
     assert tier.get_many([], BLOCKS[:0].copy()) == tier.contains_prefix([]) == 0
     assert tier.stats.missed_blocks == 0

@@ -246,5 +246,5 @@ class FolderMachine(TierMachine):
 @pytest.mark.parametrize("machine", [DiskMachine, CompiledDiskMachine, SealedDiskMachine, FolderMachine])
 def test_a_tier_returns_what_was_put_or_nothing(machine: type[TierMachine]) -> None:
     if machine is CompiledDiskMachine and library() is None:
-        pytest.skip("no compiled code for this processor")
+        pytest.skip("no native code for this processor")
     run_state_machine_as_test(machine, settings=settings(max_examples=20, stateful_step_count=25, deadline=None))

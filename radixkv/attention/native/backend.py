@@ -1,4 +1,4 @@
-"""The plan carried out by compiled code on a CPU: keys and values are read where they lie, a shared prefix once."""
+"""The plan carried out by native code on a CPU: keys and values are read where they lie, a shared prefix once."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from radixkv.attention.options import AttentionOptions, Rotary
 from radixkv.attention.plan import AttentionPlan, KeyRanges
 from radixkv.attention.query_batch import Ints, concatenated_ranges
 from radixkv.memory import KVPool
-from radixkv_cpu import COMPILED_DTYPES, MAX_DECODING_ROWS, PagedAttention, RowKind, library, write_cache
+from radixkv_cpu import MAX_DECODING_ROWS, NATIVE_DTYPES, PagedAttention, RowKind, library, write_cache
 
 KeptRows = tuple[torch.Tensor, PagedAttention]
 """Rows of a batch, int64 and ascending, and attention over these alone."""
@@ -20,9 +20,9 @@ _SHARED, _PROMPT, _DECODING = map(np.int8, RowKind)
 
 
 def is_available(pool: KVPool, dtype: torch.dtype) -> bool:
-    """Whether the compiled code runs here and takes this pool and queries of ``dtype``."""
+    """Whether the native code runs here and takes this pool and queries of ``dtype``."""
     return (
-        library() is not None and dtype in COMPILED_DTYPES and pool.dtype == dtype and pool.keys[0].device.type == "cpu"
+        library() is not None and dtype in NATIVE_DTYPES and pool.dtype == dtype and pool.keys[0].device.type == "cpu"
     )
 
 

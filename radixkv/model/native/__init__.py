@@ -1,4 +1,4 @@
-"""A model's own modules replaced, where they are of a known pattern, by ones that run compiled code on a CPU.
+"""A model's own modules replaced, where they are of a known pattern, by ones that run native code on a CPU.
 
 No model is rewritten: a module is replaced only after its replacement gave the same result for random input, so a pattern
 need not know every model that it fits, and what it does not fit stays as transformers made it. One pattern per file::

@@ -1,7 +1,7 @@
 """Weights that modules pass to `torch.nn.functional.linear`: mostly routers of mixtures of experts.
 
 Such a module is not an `nn.Linear`, and the rest of what it computes differs by model. So its weight is replaced by one for
-which `linear` calls compiled code. That gives a row the same result to the last bit whatever rows are beside it; torch does
+which `linear` calls native code. That gives a row the same result to the last bit whatever rows are beside it; torch does
 not, and a last bit can decide which experts a token gets.
 """
 

@@ -18,14 +18,14 @@ from radixkv_cpu import DecoderLayer
 
 
 class NativeDecoderLayer(nn.Module):
-    """A layer made of native modules. If compiled code attends as well, one call computes it and the layers of its chain.
+    """A layer made of native modules. If native code attends as well, one call computes it and the layers of its chain.
 
     Args:
         mlp: of any kind; one that is not a `NativeGatedMLP`, such as a mixture of experts, is called by itself.
         output_norms: of the outputs of attention and of the MLP, before they are added, as in Gemma 2; None: there are none.
 
     Attributes:
-        layer: the layer for compiled code.
+        layer: the layer for native code.
         chain: the layers that a call of this one computes, itself the first; `layer_chains` sets it. None: the call of an
             earlier layer has computed this one, whose own call returns its input.
     """

@@ -1,4 +1,4 @@
-"""Finds the modules of a model that compiled code can replace, and replaces those for which it gives the same results."""
+"""Finds the modules of a model that native code can replace, and replaces those for which it gives the same results."""
 
 from __future__ import annotations
 
@@ -49,13 +49,13 @@ def prepare_for_cpu(
 
     Args:
         model: on the CPU. Its attention must be set afterwards.
-        native: whether compiled code may stand in for modules.
+        native: whether native code may stand in for modules.
         keeper: of the weights of replaced layers; None: they stay as they are.
         deferred: the model's weights, where they are not in memory; afterwards those that are not packed are.
     """
-    is_compiled = Placement(model.device, model.dtype, native).obstacle is None
+    is_native = Placement(model.device, model.dtype, native).obstacle is None
     with torch.inference_mode(), probe_attention(model) as probe:
-        if is_compiled:
+        if is_native:
             weights = deferred or MappedWeights(model)
             # What modules are called with does not depend on weights.
             with ProductsOfZeros():
@@ -77,7 +77,7 @@ def prepare_for_cpu(
             _replace_linears(model, probe, keeper, weights)
         if deferred is not None:
             deferred.fill(model)
-        if is_compiled:
+        if is_native:
             replace_functional_weights(model)
         pack_linears(model, lambda: compute_a_few_tokens(model))
 

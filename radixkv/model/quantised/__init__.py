@@ -1,6 +1,6 @@
 """Checkpoints whose weights others have quantised, as they are published: read without the packages that made them.
 
-Each format is read into one description, `QuantisedMatrix`, which compiled code keeps in its bits where it can, and which is
+Each format is read into one description, `QuantisedMatrix`, which native code keeps in its bits where it can, and which is
 turned into floats elsewhere. Which weights are quantised, the files' tensors say, not lists of modules. One idea a file::
 
     matrix              codes, scales, zero points: what all formats come to

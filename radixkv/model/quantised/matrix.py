@@ -52,7 +52,7 @@ class QuantisedMatrix:
         return weights
 
     def blocks(self) -> Blocks | None:
-        """The same for compiled code, to the last bit; None: its formats cannot represent this exactly."""
+        """The same for native code, to the last bit; None: its formats cannot represent this exactly."""
         inputs = self.codes.shape[1]
         per_block = next((size for size in (_BLOCK, _BLOCK // 2) if self.group_size % size == 0), None)
         if self.group_of is not None or inputs % _BLOCK or per_block is None:

@@ -1,4 +1,4 @@
-"""The backend over compiled code against attention in float64, on random trees of sequences, and against torch's backend."""
+"""The backend over native code against attention in float64, on random trees of sequences, and against torch's backend."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from radixkv.cache import BlockCopy
 from radixkv.memory import KVPool, LayerShape
 from radixkv_cpu import library
 
-pytestmark = pytest.mark.skipif(library() is None, reason="no variant of the compiled code runs here")
+pytestmark = pytest.mark.skipif(library() is None, reason="no variant of the native code runs here")
 
 
 @each_variant

@@ -13,7 +13,7 @@ from radixkv_cpu import library
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(library() is None, reason="no variant of the compiled code runs here")
+@pytest.mark.skipif(library() is None, reason="no variant of the native code runs here")
 def test_the_default_model_stays_what_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in (("WINDOW", 256), ("NUM_WINDOWS", 1), ("NUM_PROMPTS", 1), ("ANSWER_TOKENS", 24)):
         monkeypatch.setattr(quality, name, value)

@@ -1,4 +1,4 @@
-"""Weights of modules that call `functional.linear` themselves: compiled products in it, a tensor like any elsewhere."""
+"""Weights of modules that call `functional.linear` themselves: native products in it, a tensor like any elsewhere."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch.nn import functional
 from radixkv.model.native.functional_weight import FunctionalWeight, replace_functional_weights
 from radixkv_cpu import library
 
-pytestmark = pytest.mark.skipif(library() is None, reason="no variant of the compiled code runs here")
+pytestmark = pytest.mark.skipif(library() is None, reason="no variant of the native code runs here")
 
 
 class Router(nn.Module):

@@ -17,7 +17,7 @@ from radixkv import LLM, SamplingParams
 from radixkv.model import structure
 from radixkv_cpu import DecoderLayers, library
 
-pytestmark = pytest.mark.skipif(library() is None, reason="no variant of the compiled code runs here")
+pytestmark = pytest.mark.skipif(library() is None, reason="no variant of the native code runs here")
 
 NUM_LAYERS = 3
 

@@ -18,7 +18,7 @@ from radixkv.model.native import watch_chains
 from radixkv.model.native.layer import NativeDecoderLayer
 from radixkv_cpu import DecoderLayers, library
 
-pytestmark = pytest.mark.skipif(library() is None, reason="no variant of the compiled code runs here")
+pytestmark = pytest.mark.skipif(library() is None, reason="no variant of the native code runs here")
 
 PROMPT = [*range(3, 30)]
 

@@ -14,7 +14,7 @@ from radixkv.model.loader import load_model
 from radixkv.model.native import weights_of
 from radixkv_cpu import library, quantised
 
-pytestmark = pytest.mark.skipif(library() is None, reason="no variant of the compiled code runs here")
+pytestmark = pytest.mark.skipif(library() is None, reason="no variant of the native code runs here")
 
 
 @pytest.fixture

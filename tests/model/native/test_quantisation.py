@@ -20,7 +20,7 @@ from radixkv.model.native import replace, weights_of
 from radixkv.model.native.layer import NativeDecoderLayer
 from radixkv_cpu import QUANTIZATIONS, dequantise, library, quantise
 
-pytestmark = pytest.mark.skipif(library() is None, reason="no variant of the compiled code runs here")
+pytestmark = pytest.mark.skipif(library() is None, reason="no variant of the native code runs here")
 
 each_quantization = pytest.mark.parametrize("quantization", QUANTIZATIONS)
 # Attention, MLP and head quantised; biases; heads normed; layers of plain linears; experts; windows and soft-capped scores.

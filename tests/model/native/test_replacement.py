@@ -1,4 +1,4 @@
-"""Which modules compiled code stands in for, and which it must not."""
+"""Which modules native code stands in for, and which it must not."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from radixkv.model.native.mlp import NativeGatedMLP
 from radixkv.model.native.norm import NativeRMSNorm, is_candidate
 from radixkv_cpu import library, linear
 
-pytestmark = pytest.mark.skipif(library() is None, reason="no variant of the compiled code runs here")
+pytestmark = pytest.mark.skipif(library() is None, reason="no variant of the native code runs here")
 
 CLASSES = (NativeDecoderLayer, NativeSelfAttention, NativeGatedMLP, NativeRMSNorm, NativeLinear)
 
@@ -78,7 +78,7 @@ def test_a_tied_embedding_is_held_once(dtype: torch.dtype) -> None:
     tokens = torch.tensor([[0, 5, tied.config.vocab_size - 1]])
     expected = tied.get_input_embeddings()(tokens)
     prepared = load_model(tied).model
-    # Of both alone: in bfloat16, other layers stay as they are where neither compiled code nor oneDNN computes them.
+    # Of both alone: in bfloat16, other layers stay as they are where neither native code nor oneDNN computes them.
     for part in (prepared.get_input_embeddings(), prepared.get_output_embeddings()):
         assert not sum(parameter.nbytes for parameter in part.parameters())
     assert (prepared.dtype, prepared.device.type) == (dtype, "cpu")
@@ -215,7 +215,7 @@ def test_mlps_that_compute_something_else(options: dict[str, float], is_same: bo
 
 
 @pytest.mark.parametrize("hidden_act", ["silu", "gelu", "gelu_pytorch_tanh", "relu", "gelu_new"])
-def test_activations_that_compiled_code_has(hidden_act: str) -> None:
+def test_activations_that_native_code_has(hidden_act: str) -> None:
     assert counts(load_model(build("llama", {"hidden_act": hidden_act})).model) == (3, 3, 3, 7, 1)
 
 
@@ -357,7 +357,7 @@ def test_a_model_that_is_prepared_again_stays_as_it_is() -> None:
     assert [id(module) for module in load_model(model).model.modules()] == before
 
 
-def test_nothing_is_replaced_without_compiled_code_or_where_it_is_not_wanted(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_is_replaced_without_native_code_or_where_it_is_not_wanted(monkeypatch: pytest.MonkeyPatch) -> None:
     def no_native(model: transformers.PreTrainedModel) -> bool:
         return not any(isinstance(module, CLASSES) for module in model.modules())
 

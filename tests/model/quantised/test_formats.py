@@ -1,4 +1,4 @@
-"""Every format stands for the weights that it was made of, to the last bit, as floats and as blocks for compiled code."""
+"""Every format stands for the weights that it was made of, to the last bit, as floats and as blocks for native code."""
 
 from __future__ import annotations
 

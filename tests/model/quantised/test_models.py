@@ -51,7 +51,7 @@ CASES: dict[str, tuple[Scheme, set[str]]] = {
     "torchao": (torchao(8, -1), {"8 bits by float16"}),
     "torchao-int4": (torchao_int4(32), {"4 bits by float32"}),
 }
-needs_library = pytest.mark.skipif(library() is None, reason="no variant of the compiled code runs here")
+needs_library = pytest.mark.skipif(library() is None, reason="no variant of the native code runs here")
 
 
 def tiny(**options: Any) -> Any:
@@ -90,7 +90,7 @@ def test_layers_that_stay_as_they_are(plain: tuple[str, ...], tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_where_no_compiled_code_stands_in_weights_are_floats(case: str, tmp_path: Path) -> None:
+def test_where_no_native_code_stands_in_weights_are_floats(case: str, tmp_path: Path) -> None:
     """As on a GPU: exactly those that they were made of, in the model's type."""
     truth = tiny()
     write(truth, tmp_path, CASES[case][0])
