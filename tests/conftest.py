@@ -134,6 +134,22 @@ def pytest_sessionfinish() -> None:
     gc.unfreeze()
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _own_model_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """What tests keep of models is theirs, also in processes that they start, and goes with their other files.
+
+    But for the models that were converted before, above all the default one: that would take half a minute each time.
+    """
+    from radixkv.model.model_cache import MANIFEST, cache_folder
+
+    own = tmp_path_factory.mktemp("model-cache")
+    for manifest in cache_folder().glob(f"*/{MANIFEST}"):
+        (own / manifest.parent.name).symlink_to(manifest.parent)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RADIXKV_CACHE", str(own))
+        yield
+
+
 @pytest.fixture(scope="session")
 def shared_llm(default_tokenizer: Any) -> LLM:
     # Only here: tests of the cache do without torch.
