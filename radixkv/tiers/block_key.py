@@ -12,11 +12,9 @@ compared as well.
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from hashlib import blake2b
-from typing import Any
 
 DIGEST_BYTES = 20
 _LEAST_FILLED = 1 / 4
@@ -45,30 +43,6 @@ class BlockKey:
     def __reduce__(self) -> tuple[type[BlockKey], tuple[bytes, bytes, bytes, bool]]:
         """For pickle and copies: without those before it."""
         return BlockKey, (self.namespace, self.digest, self.tokens, self.is_whole)
-
-    def ancestors(self) -> Iterator[BlockKey]:
-        """The blocks before it, as far as they are known, the nearest first."""
-        key = self.parent
-        while key is not None:
-            yield key
-            key = key.parent
-
-
-def mark_ancestors_used(entries: OrderedDict[bytes, Any], prefix: Sequence[BlockKey]) -> int:
-    """Move the blocks before a prefix behind all others, which are evicted earlier.
-
-    Args:
-        entries: of a tier, by their blocks' digests, the least recently used first.
-
-    Returns:
-        How many of them are there.
-    """
-    num_there = 0
-    for key in prefix[0].ancestors() if prefix else ():
-        if key.digest in entries:
-            entries.move_to_end(key.digest)
-            num_there += 1
-    return num_there
 
 
 def is_filled_enough(num_bytes: int, block_bytes: int) -> bool:

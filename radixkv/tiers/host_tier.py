@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
 
 from radixkv.cache.arguments import check_count
-from radixkv.tiers.block_key import BlockKey, mark_ancestors_used
+from radixkv.tiers.block_key import BlockKey
+from radixkv.tiers.eviction_order import EvictionOrder
 from radixkv.tiers.stats import StoreCounters, StoreStats
 from radixkv.tiers.tier import BlockBytes, check_blocks
 from radixkv.tiers.tier_events import TierObserver
@@ -42,8 +43,9 @@ class HostTier:
         self.observer: TierObserver | None = None
         self._rows: BlockBytes = np.empty((capacity, block_nbytes), dtype=np.uint8)
         self._free = list(range(capacity - 1, -1, -1))
-        # By digest, least recently used first: the row, and what it was put under.
-        self._entries: OrderedDict[bytes, tuple[int, BlockKey]] = OrderedDict()
+        # By digest: the row, and what it was put under.
+        self._entries: dict[bytes, tuple[int, BlockKey]] = {}
+        self._order = EvictionOrder()
         # How many threads are copying each row; nothing is written there meanwhile.
         self._readers: Counter[int] = Counter()
         self._lock = threading.Lock()
@@ -90,14 +92,14 @@ class HostTier:
     def put_many(self, keys: Sequence[BlockKey], blocks: BlockBytes) -> None:
         """See `Tier.put_many`."""
         check_blocks(blocks, len(keys), self._rows.shape[1])
-        began, evicted = time.monotonic(), list[bytes]()
-        written: dict[bytes, BlockKey] = {}
+        began, evicted, written = time.monotonic(), list[bytes](), list[BlockKey]()
         num_there = 0
         with self._put_lock:
-            num_before = self._mark_used(keys)
-            # The first ones, where they are more than fit beside those before them: without these they could not be found.
-            room = self.capacity - num_before
-            for key, block in reversed([*zip(keys, blocks, strict=True)][:room]):
+            with self._lock:
+                self._order.use(keys)
+                for key in keys:  # none of a prefix makes room for the rest of it
+                    self._order.hold(key)
+            for key, block in zip(keys, blocks, strict=True):
                 with self._lock:
                     if key.digest in self._entries:
                         num_there += 1
@@ -105,14 +107,17 @@ class HostTier:
                     row, lost = self._take_row()
                 if row is None:
                     continue
-                if lost is not None and written.pop(lost, None) is None:
+                if lost is not None:
                     evicted.append(lost)
                 # Nobody else knows the row: reading others goes on meanwhile, however long fresh memory takes to come.
                 self._rows[row] = block
-                written[key.digest] = key
+                written.append(key)
                 with self._lock:
                     self._entries[key.digest] = (row, replace(key, parent=None))
-            self.mark_used(keys)
+                    self._order.add(key)
+            with self._lock:
+                for key in keys:
+                    self._order.release(key)
         self._counters.add(
             written_blocks=len(written),
             written_bytes=len(written) * self._rows.shape[1],
@@ -122,11 +127,12 @@ class HostTier:
         )
         if self.observer is not None:
             self.observer.on_removed(evicted)
-            self.observer.on_stored(list(written.values())[::-1])
+            self.observer.on_stored(written)
 
     def mark_used(self, prefix: Sequence[BlockKey]) -> None:
         """See `radixkv.tiers.tier.RecencyOrdered`."""
-        self._mark_used(prefix)
+        with self._lock:
+            self._order.use(prefix)
 
     def clear(self, namespace: bytes | None = None) -> None:
         """See `Tier.clear`."""
@@ -135,6 +141,7 @@ class HostTier:
             for digest, (row, key) in list(self._entries.items()):
                 if namespace in (None, key.namespace):
                     del self._entries[digest]
+                    self._order.remove(digest)
                     self._free.append(row)
                     cleared.append(digest)
         if self.observer is not None:
@@ -148,24 +155,21 @@ class HostTier:
         """Forget everything."""
         self.clear()
 
-    def _mark_used(self, prefix: Sequence[BlockKey]) -> int:
-        """`mark_used`; returns how many of the blocks before the prefix are there."""
-        with self._lock:
-            for key in reversed(prefix):
-                if key.digest in self._entries:
-                    self._entries.move_to_end(key.digest)
-            return mark_ancestors_used(self._entries, prefix)
-
     def _take_row(self) -> tuple[int | None, bytes | None]:
-        """A free row, or that of the least recently used block and its digest; no row: all are being read."""
+        """A free row, or that of the block which makes room next, and its digest; no row: all are held, or being read."""
         for place in range(len(self._free) - 1, -1, -1):
             if not self._readers[self._free[place]]:
                 return self._free.pop(place), None
-        for digest, (row, _) in self._entries.items():
-            if not self._readers[row]:
-                del self._entries[digest]
-                return row, digest
-        return None, None
+        read: list[BlockKey] = []
+        while (digest := self._order.first()) is not None and self._readers[self._entries[digest][0]]:
+            read.append(self._entries[digest][1])
+            self._order.hold(read[-1])
+        for key in read:
+            self._order.release(key)
+        if digest is None:
+            return None, None
+        self._order.remove(digest)
+        return self._entries.pop(digest)[0], digest
 
     def _leading_rows(self, keys: Sequence[BlockKey]) -> list[int]:
         rows = []

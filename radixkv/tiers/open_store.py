@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import sqlite3
-from collections import OrderedDict
 from collections.abc import Collection
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -87,7 +86,7 @@ class Opened(NamedTuple):
     """
 
     store: OpenStore
-    entries: OrderedDict[bytes, IndexedBlock]
+    entries: dict[bytes, IndexedBlock]
     free: list[int]
     pins: list[IndexedPin]
 
@@ -152,7 +151,7 @@ def open_to_write(
         opened.callback(index.close)
         if files.num_slots > capacity:
             rows = compact(index, files, rows, rows[-capacity:], capacity)
-        entries = OrderedDict((row.digest, row) for row in rows)
+        entries = {row.digest: row for row in rows}
         taken = {entry.slot for entry in rows}
         free = [slot for slot in range(files.num_slots) if slot not in taken]
         opened.pop_all()

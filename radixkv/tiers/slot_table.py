@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import OrderedDict
 from collections.abc import Sequence
-from itertools import islice
 
-from radixkv.tiers.block_key import BlockKey, mark_ancestors_used
+from radixkv.tiers.block_key import BlockKey
+from radixkv.tiers.eviction_order import EvictionOrder
 from radixkv.tiers.record import Verdict
 from radixkv.tiers.slot_index import IndexedBlock
 from radixkv.tiers.tier_events import TierObserver
@@ -27,17 +26,19 @@ class SlotTable:
     def __init__(self) -> None:
         self.observer: TierObserver | None = None
         self._lock = threading.Lock()
-        self._entries: OrderedDict[bytes, IndexedBlock] = OrderedDict()  # by digest, least recently used first
+        self._entries: dict[bytes, IndexedBlock] = {}  # by digest
+        self._order = EvictionOrder()
         self._used: dict[int, float] = {}  # when slots were read, to be written with the next batch
         self._freed: list[int] = []  # slots of blocks that were cleared, or proved wrong, until `take_freed`
 
     def __len__(self) -> int:
         return len(self._entries)
 
-    def fill(self, entries: OrderedDict[bytes, IndexedBlock]) -> None:
-        """Replace all entries by those of an index."""
+    def fill(self, entries: dict[bytes, IndexedBlock]) -> None:
+        """Replace all entries by those of an index, least recently used first."""
+        order = EvictionOrder(entries)
         with self._lock:
-            before, self._entries = self._entries, entries
+            before, self._entries, self._order = self._entries, entries, order
             self._used, self._freed = {}, []
             self._notify_removed([entry for digest, entry in before.items() if digest not in entries])
 
@@ -57,28 +58,26 @@ class SlotTable:
                 found.append((key, entry))
         return found
 
-    def mark_used(self, prefix: Sequence[BlockKey]) -> int:
+    def mark_used(self, prefix: Sequence[BlockKey]) -> None:
         """The blocks were used now, see `radixkv.tiers.tier.RecencyOrdered`.
 
         Those before them stay longer, too; after a restart only if they are marked themselves. A long prefix is put in many
         parts, and to write down at each when all before it were used would take longer than writing the part.
-
-        Returns:
-            How many of those before them are there.
         """
         now = time.time()
         with self._lock:
+            self._order.use(prefix)
             for rank, key in enumerate(reversed(prefix)):
                 entry = self._entries.get(key.digest)
                 if entry is not None:
-                    self._entries.move_to_end(key.digest)
                     self._used[entry.slot] = now + rank * _SECONDS_APART
-            return mark_ancestors_used(self._entries, prefix)
 
     def add(self, keys: Sequence[BlockKey], blocks: Sequence[IndexedBlock]) -> None:
         """The blocks are in their slots now."""
         with self._lock:
             self._entries.update((block.digest, block) for block in blocks)
+            for key in reversed(keys):
+                self._order.add(key)
             if self.observer is not None:
                 self.observer.on_stored(keys)
 
@@ -104,6 +103,7 @@ class SlotTable:
                 wrong = row == count if verdict is None else verdict is not Verdict.RIGHT
                 if wrong and self._entries.get(key.digest) is entry:
                     del self._entries[key.digest]
+                    self._order.remove(key.digest)
                     self._freed.append(entry.slot)
                     forgotten.append(key.digest)
                     corrupt += verdict is Verdict.CORRUPT
@@ -113,30 +113,42 @@ class SlotTable:
                 self.observer.on_removed(forgotten)
         return corrupt
 
-    def evict(self, count: int, successors: Sequence[BlockKey]) -> list[int]:
-        """Forget the ``count`` least recently used blocks, or as many as there are, and return their slots.
+    def make_room(self, keys: Sequence[BlockKey], num_free: int) -> tuple[list[int], list[int]]:
+        """Forget the least recently used blocks, so that others can take their slots.
 
         Args:
-            count: how many to forget.
-            successors: what takes their place. Nothing before one of these is forgotten: it could not be found then.
+            keys: of the others. Nothing before one that gets a slot is forgotten: it could not be found then.
+            num_free: how many of them other slots can take.
+
+        Returns:
+            The indices of the keys for which there are slots, and the slots of the forgotten blocks.
         """
-        kept: set[bytes] = set()
-        for successor in successors if count else ():  # a long prefix takes a millisecond
-            for key in successor.ancestors():
-                if key.digest in kept:
-                    break  # and so are those before it
-                kept.add(key.digest)
+        fitting: list[int] = []
+        evicted: list[IndexedBlock] = []
         with self._lock:
-            doomed = [*islice((digest for digest in self._entries if digest not in kept), count)]
-            evicted = [self._entries.pop(digest) for digest in doomed]
+            for key in keys:
+                self._order.hold(key)
+            for row, key in enumerate(keys):
+                if len(fitting) >= num_free:
+                    digest = self._order.first()
+                    if digest is None:
+                        self._order.release(key)
+                        continue
+                    self._order.remove(digest)
+                    evicted.append(self._entries.pop(digest))
+                fitting.append(row)
+            for row in fitting:
+                self._order.release(keys[row])
             self._notify_removed(evicted)
-        return [entry.slot for entry in evicted]
+        return fitting, [entry.slot for entry in evicted]
 
     def clear(self, namespace: bytes | None) -> None:
         """Forget one namespace, or everything."""
         with self._lock:
             digests = [digest for digest, entry in self._entries.items() if namespace in (None, entry.namespace)]
             cleared = [self._entries.pop(digest) for digest in digests]
+            for digest in digests:
+                self._order.remove(digest)
             self._freed += [entry.slot for entry in cleared]
             self._notify_removed(cleared)
 

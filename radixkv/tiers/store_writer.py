@@ -115,12 +115,8 @@ class StoreWriter:
 
     def put(self, keys: Sequence[BlockKey], blocks: BlockBytes, *, lent: bool) -> int:
         """Queue the blocks that are not there; returns how many were dropped. See `MediumQueue.put`."""
-        # Blocks that are there must not be evicted for the rest of their prefix.
-        num_before = self.table.mark_used(keys)
-        missing = self.table.missing(keys)
-        # The first ones, where they are more than fit beside those before them: without these they could not be found.
-        fitting = [row for row in missing if row < self._capacity - num_before]
-        return len(missing) - len(fitting) + self._writer.put(keys, blocks, fitting, lent=lent)
+        self.table.mark_used(keys)  # what is there must not be evicted for the rest of its prefix
+        return self._writer.put(keys, blocks, self.table.missing(keys), lent=lent)
 
     def clear(self, namespace: bytes | None) -> None:
         """See `radixkv.tiers.disk_tier.DiskTier.clear`."""
@@ -261,8 +257,8 @@ class StoreWriter:
         # Some may be there by now: whoever put them again may have looked just before they were written.
         missing = self.table.missing([pending.key for pending in batch])
         batch = [batch[row] for row in missing if not batch[row].cancelled]
-        slots = self._allocate(opened, [pending.key for pending in batch])
-        placed = list(zip(batch, slots, strict=False))
+        fitting, slots = self._allocate(opened, [pending.key for pending in batch])
+        placed = list(zip([batch[row] for row in fitting], slots, strict=True))
         try:
             for part in opened.files.runs(slots):
                 buffers: list[bytes | memoryview] = []
@@ -324,8 +320,12 @@ class StoreWriter:
         except (*MediumErrors, StoreInUseError) as error:
             self._failed(self._writes, error)
 
-    def _allocate(self, opened: OpenStore, keys: Sequence[BlockKey]) -> list[int]:
-        """Slots for blocks, in ascending order, or fewer: free ones, then new ones, then those used longest ago."""
+    def _allocate(self, opened: OpenStore, keys: Sequence[BlockKey]) -> tuple[list[int], list[int]]:
+        """Slots for blocks: free ones, then new ones, then those used longest ago.
+
+        Returns:
+            The indices of the blocks that get one, and their slots, both in ascending order.
+        """
         count = len(keys)
         while len(self._free) < count and opened.files.num_slots < self._capacity and self._growth.ready:
             first = opened.files.num_slots
@@ -338,9 +338,9 @@ class StoreWriter:
             self._free += range(first, opened.files.num_slots)
         self._free.sort(reverse=True)
         slots = [self._free.pop() for _ in range(min(count, len(self._free)))]
-        evicted = self.table.evict(count - len(slots), keys)
+        fitting, evicted = self.table.make_room(keys, len(slots))
         self._counters.add(evicted_blocks=len(evicted))
-        return sorted(slots + evicted)
+        return fitting, sorted(slots + evicted)
 
     def _discard(self, slots: Collection[int]) -> None:
         """Free slots, which hold what nobody is to find any more."""

@@ -180,3 +180,31 @@ def test_a_smaller_capacity_keeps_what_was_used_last_and_gives_space_back(open_t
         assert tier.contains_prefix(old) == 0
         assert np.array_equal(get(tier, new), BLOCKS[2:])
         tier.close()
+
+
+def test_what_is_put_behind_a_gap_takes_no_room_from_before_it(open_tier: OpenTier) -> None:
+    tier = open_tier(capacity_bytes=8 * SLOT)
+    keys, blocks, other = prefix_keys("", *range(12)), random_blocks(1, 12), prefix_keys("b", *range(4))
+    put(tier, keys[:4], blocks[:4])
+    put(tier, other, BLOCKS[:4])
+    put(tier, keys[6:], blocks[6:])
+    assert tier.contains_prefix(keys) == 4
+    assert tier.contains_prefix(other) == 0
+    assert tier.stats.dropped_blocks == 2
+
+
+def test_prefixes_that_go_on_in_one_batch_take_no_room_from_before_each_other(open_tier: OpenTier) -> None:
+    """Of what has no room behind its own head, nothing is kept: alone, it would be of no use."""
+    tier, let_go = open_tier(capacity_bytes=8 * SLOT), threading.Event()
+    first, second, other = (prefix_keys(name, *range(6)) for name in ("a", "b", "c"))
+    put(tier, first[:4], BLOCKS[:4])
+    put(tier, second[:2], BLOCKS[:2])
+    put(tier, other[:2], BLOCKS[:2])
+    assert tier._writer is not None
+    tier._writer._writer.call(mock.Mock(side_effect=let_go.wait))
+    tier.put_many(first[4:], BLOCKS[4:])
+    tier.put_many(second[2:4], BLOCKS[2:4])
+    let_go.set()
+    assert tier.flush(600)
+    assert [tier.contains_prefix(keys) for keys in (first, second, other)] == [6, 2, 0]
+    assert tier.stats.dropped_blocks == 2

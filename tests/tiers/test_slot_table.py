@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import sqlite3
-from collections import OrderedDict
 from pathlib import Path
-from unittest import mock
 
 import pytest
 from support.disk_tiers import KEYS
 
-from radixkv.tiers.block_key import BlockKey
 from radixkv.tiers.record import Verdict
 from radixkv.tiers.slot_index import IndexedBlock, SlotIndex
 from radixkv.tiers.slot_table import SlotTable
@@ -22,7 +19,7 @@ def test_what_was_used_and_freed_in_one_store_is_not_in_another() -> None:
         table.add([key], [IndexedBlock(slot, key.digest, key.namespace, 1.0)])
     table.mark_used(KEYS)
     table.clear(None)
-    table.fill(OrderedDict())
+    table.fill({})
     assert (table.take_used(), table.take_freed()) == ([], [])
 
 
@@ -33,13 +30,6 @@ def test_a_block_that_was_written_again_is_not_forgotten_for_the_slot_that_it_ha
     table.add([key], [IndexedBlock(1, key.digest, key.namespace, 2.0)])
     assert table.note_verdicts(found, [Verdict.OTHER], 0) == 0
     assert len(table.find([key])) == 1
-
-
-def test_where_nothing_is_to_make_room_what_is_before_a_block_is_not_gone_through() -> None:
-    """It was for each batch, although the store was not full."""
-    with mock.patch.object(BlockKey, "ancestors") as asked:
-        assert SlotTable().evict(0, KEYS) == []
-    asked.assert_not_called()
 
 
 def test_a_transaction_that_fails_changes_nothing_and_hinders_no_other(tmp_path: Path) -> None:

@@ -1,0 +1,102 @@
+"""In which order a tier's blocks make room: the least recently used first, but none before the blocks behind it.
+
+A block is of no use without those before it, so only leaves make room, as in the pool's tree. A tier may lack blocks in the
+middle of a prefix, for instance because the pool gives up the last ones first. What is before them is protected as well: a
+missing block stays in the tree as long as another is behind it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from itertools import count
+
+from radixkv.cache.lazy_heap import LazyHeap
+from radixkv.tiers.block_key import BlockKey
+
+
+class EvictionOrder:
+    """The blocks of one tier as a tree of digests. One thread at a time may call.
+
+    What a call takes does not depend on how many blocks are before one, except where these are seen for the first time.
+
+    Args:
+        digests: of blocks that are there, least recently used first; what is before them is learned from later calls.
+    """
+
+    def __init__(self, digests: Iterable[bytes] = ()) -> None:
+        self._clock = count()
+        self._last_use = dict(zip(digests, self._clock, strict=False))  # of the blocks that are there
+        self._parents: dict[bytes, bytes] = {}  # as far as they are known; also of missing blocks
+        # How many blocks are directly behind one, and how often it is held; only where there are any.
+        self._num_behind: dict[bytes, int] = {}
+        self._leaves = LazyHeap[bytes]()  # blocks that are there, with nothing behind them, by last use
+        for digest, used in self._last_use.items():
+            self._leaves.push(digest, used)
+
+    def first(self) -> bytes | None:
+        """The block that makes room next; None: each is held, or before one that is."""
+        return self._leaves.first()[1] if self._leaves else None
+
+    def use(self, prefix: Sequence[BlockKey]) -> None:
+        """Consecutive blocks, those of them that are there, were used now, and so were all before them."""
+        parent = prefix[0].parent if prefix else None  # counts for all before it
+        for key in reversed(prefix if parent is None else [parent, *prefix]):
+            if key.digest in self._last_use:
+                self.add(key)
+
+    def add(self, key: BlockKey) -> None:
+        """A block is there, and was used now."""
+        self._link(key)
+        self._mark(key.digest)
+
+    def remove(self, digest: bytes) -> None:
+        """A block is not there any more."""
+        used = self._last_use.pop(digest)
+        if digest not in self._num_behind:
+            self._leaves.remove(digest)
+            self._let_go(self._parents.pop(digest, None), used)
+
+    def hold(self, key: BlockKey) -> None:
+        """Protect a block, which may still be missing, and all before it until `release`."""
+        self._link(key)
+        self._protect(key.digest)
+
+    def release(self, key: BlockKey) -> None:
+        """End what `hold` began."""
+        self._let_go(key.digest, 0)
+
+    def _mark(self, digest: bytes) -> None:
+        is_leaf = digest not in self._num_behind
+        if is_leaf and digest in self._last_use:
+            self._leaves.remove(digest)
+        used = self._last_use[digest] = next(self._clock)
+        if is_leaf:
+            self._leaves.push(digest, used)
+
+    def _link(self, key: BlockKey) -> None:
+        """Note what is before a block, up to one of which that is known."""
+        while key.parent is not None and key.digest not in self._parents:
+            self._parents[key.digest] = key.parent.digest
+            key = key.parent
+            self._protect(key.digest)
+
+    def _protect(self, digest: bytes) -> None:
+        """One more block is directly behind another."""
+        num_behind = self._num_behind[digest] = self._num_behind.get(digest, 0) + 1
+        if num_behind == 1 and digest in self._last_use:
+            self._leaves.remove(digest)
+
+    def _let_go(self, digest: bytes | None, used: int) -> None:
+        """A block less is directly behind another, which was used no earlier; missing ones behind nothing are forgotten."""
+        while digest is not None:
+            is_there = digest in self._last_use
+            if is_there:
+                used = self._last_use[digest] = max(used, self._last_use[digest])
+            self._num_behind[digest] -= 1
+            if self._num_behind[digest]:
+                return
+            del self._num_behind[digest]
+            if is_there:
+                self._leaves.push(digest, used)
+                return
+            digest = self._parents.pop(digest, None)
