@@ -280,6 +280,7 @@ class SharedTier:
     def _clear_store(self) -> None:
         for path in self._uncleared:
             self._store.clear(path)
+            self._writes.worked()
             with self._clearing:
                 self._uncleared = self._uncleared - {path}
 

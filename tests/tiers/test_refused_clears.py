@@ -50,6 +50,26 @@ def test_what_the_disk_refused_to_clear_is_cleared_although_nothing_is_written(
         assert index.all() == index.pins() == []
 
 
+def test_a_disk_that_clears_what_it_had_refused_works_again(
+    open_tier: OpenTier, clock: FakeClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It went on being left alone for longer each time, and its next failure was not warned of."""
+    tier = open_tier()
+    put(tier)
+    for _ in range(2):
+        caplog.clear()
+        with mock.patch.object(SlotIndex, "clear", side_effect=sqlite3.OperationalError("disk I/O error")):
+            tier.clear(KEYS[0].namespace)
+            assert tier.flush(600)
+        clock.now += 1
+        assert tier.contains_prefix(KEYS) == 0
+        assert tier.flush(600)
+        assert [message.rpartition(": ")[2] for message in caplog.messages] == [
+            "disk I/O error. Going on without it; it is retried from time to time.",
+            "works again",
+        ]
+
+
 def test_reads_beside_a_clear_that_hangs_ask_for_one_more_at_most(open_tier: OpenTier, clock: FakeClock) -> None:
     tier, began, let_go = open_tier(), threading.Event(), threading.Event()
     put(tier)

@@ -153,6 +153,28 @@ def test_a_store_that_stays_gone_is_not_asked_to_clear_at_each_read(failing: Fai
     tier.close()
 
 
+def test_a_store_that_clears_what_it_had_refused_works_again(
+    failing: FailingStore, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It went on being left alone for longer each time, and its next failure was not warned of."""
+    clock = FakeClock()
+    tier = SharedTier(failing, FORMAT, clock=clock)
+    for _ in range(2):
+        caplog.clear()
+        failing.clears_nothing = True
+        tier.clear(KEYS[0].namespace)
+        assert tier.flush(600)
+        failing.clears_nothing = False
+        clock.now += 1
+        assert tier.contains_prefix(prefix_keys("bob", 1)) == 0
+        assert tier.flush(600)
+        assert caplog.messages == [
+            "writing a store: gone. Going on without it; it is retried from time to time.",
+            "writing a store: works again",
+        ]
+    tier.close()
+
+
 def test_reads_beside_a_clear_that_hangs_ask_for_one_more_at_most(failing: FailingStore) -> None:
     """Each asked the thread that hangs for another one."""
     began, let_go = threading.Event(), threading.Event()
