@@ -85,7 +85,6 @@ class HostTier:
         finally:
             with self._lock:
                 self._readers.subtract(rows)
-                self._readers = +self._readers  # without rows that nobody reads any more
         self._counters.add_read(len(rows), len(keys), self._rows[0].nbytes, time.monotonic() - began)
         return len(rows)
 

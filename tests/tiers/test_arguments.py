@@ -35,6 +35,7 @@ from radixkv.tiers.shared_tier import SharedTier
         (lambda folder: FolderBlobs(folder, capacity_bytes="1GiB"), "capacity_bytes: .* at least 1, got '1GiB'"),
         (lambda folder: SharedTier(None, FORMAT, queue_bytes=0), "queue_bytes: .* at least 1, got 0"),
         (lambda folder: HostTier(10, 11), "capacity_bytes: .* at least 11, got 10"),
+        (lambda folder: HostTier(10, 0), "block_nbytes: .* at least 1, got 0"),
         (lambda folder: HostTier(10.5, 5), "capacity_bytes: .* at least 5, got 10.5"),
         (lambda folder: BlockFormat("text", 16, 100), "fingerprint: expected at least one byte, got 'text'"),
         (lambda folder: BlockFormat(b"", 16, 100), "fingerprint: expected at least one byte, got b''"),

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from itertools import count
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 from support.tier_model import get, prefix_keys, random_blocks
 
+from radixkv.tiers import host_tier
 from radixkv.tiers.host_tier import HostTier
+from radixkv.tiers.stats import StoreStats
 
 
 def test_of_a_prefix_that_is_put_in_several_calls_the_head_is_kept() -> None:
@@ -40,6 +44,39 @@ def test_known_blocks_of_a_prefix_do_not_make_room_for_the_rest_of_it() -> None:
     tier.put_many(keys, blocks)
     assert tier.contains_prefix(keys) == 6
     assert (tier.stats.written_blocks, tier.stats.evicted_blocks) == (12, 4)
+
+
+@pytest.mark.parametrize("is_put_again", [True, False])
+def test_what_is_put_again_or_used_is_not_written_again_and_makes_room_later(is_put_again: bool) -> None:
+    tier = HostTier(4 * 8, 8)
+    first, second, third = (prefix_keys(name, 1, 2) for name in ("a", "b", "c"))
+    blocks = random_blocks(1, 4, 8)
+    tier.put_many(first, blocks[:2])
+    tier.put_many(second, blocks[2:])
+    if is_put_again:
+        tier.put_many(first, blocks[2:])
+    else:
+        tier.mark_used(first)
+    tier.put_many(third, blocks[2:])
+    assert np.array_equal(get(tier, first, 8), blocks[:2])
+    assert tier.contains_prefix(second) == 0
+
+
+def test_what_a_host_is_asked_for_and_given_is_counted() -> None:
+    tier, keys = HostTier(4 * 8, 8), prefix_keys("", *range(4))
+    with mock.patch.object(host_tier, "time", mock.Mock(monotonic=mock.Mock(side_effect=count(1.0, 0.5)))):
+        tier.put_many(keys[:2], random_blocks(1, 2, 8))
+        tier.put_many(keys[:3], random_blocks(1, 3, 8))
+        assert len(get(tier, keys, 8)) == 3
+    assert tier.stats == StoreStats(
+        hit_blocks=3,
+        missed_blocks=1,
+        read_bytes=24,
+        read_seconds=0.5,
+        written_blocks=3,
+        written_bytes=24,
+        write_seconds=1.0,
+    )
 
 
 def test_keys_that_a_host_keeps_do_not_keep_those_before_them() -> None:
