@@ -39,10 +39,10 @@ class EvictionOrder:
 
     def use(self, prefix: Sequence[BlockKey]) -> None:
         """Consecutive blocks, those of them that are there, were used now, and so were all before them."""
-        parent = prefix[0].parent if prefix else None  # counts for all before it
+        parent = prefix[0].parent if prefix else None
         for key in reversed(prefix if parent is None else [parent, *prefix]):
             if key.digest in self._last_use:
-                self.add(key)
+                return self.add(key)  # counts for all before it
 
     def add(self, key: BlockKey) -> None:
         """A block is there, and was used now."""
