@@ -46,6 +46,15 @@ def test_known_blocks_of_a_prefix_do_not_make_room_for_the_rest_of_it() -> None:
     assert (tier.stats.written_blocks, tier.stats.evicted_blocks) == (12, 4)
 
 
+def test_blocks_that_come_before_those_before_them_make_room_for_themselves() -> None:
+    """A pool gives up the last blocks of a prefix first, and what it still has need not be here."""
+    tier, keys, blocks = HostTier(6 * 8, 8), prefix_keys("", *range(6)), random_blocks(1, 6, 8)
+    tier.put_many(prefix_keys("b", *range(6)), blocks)
+    for start in range(5, -1, -1):
+        tier.put_many(keys[start : start + 1], blocks[start : start + 1])
+        assert np.array_equal(get(tier, keys[start:], 8), blocks[start:])
+
+
 @pytest.mark.parametrize("is_put_again", [True, False])
 def test_what_is_put_again_or_used_is_not_written_again_and_makes_room_later(is_put_again: bool) -> None:
     tier = HostTier(4 * 8, 8)
@@ -110,6 +119,18 @@ def test_what_a_host_has_is_read_while_something_is_put() -> None:
     assert out.tolist() == [[7] * 8]
     assert tier.get_many(new, out) == 1
     assert out.tolist() == [[9] * 8]
+
+
+def test_a_namespace_of_a_host_is_cleared_alone_and_the_rest_at_the_end() -> None:
+    tier = HostTier(4 * 8, 8)
+    first, second = (prefix_keys(name, 1, 2) for name in ("a", "b"))
+    for keys in (first, second):
+        tier.put_many(keys, np.zeros((2, 8), np.uint8))
+    tier.clear(first[0].namespace)
+    assert tier.flush(0.0) is True
+    assert (tier.contains_prefix(first), tier.contains_prefix(second)) == (0, 2)
+    tier.close()
+    assert tier.contains_prefix(second) == 0
 
 
 @pytest.mark.parametrize("shape", [(1, 1), (1, 7), (2, 8)])
