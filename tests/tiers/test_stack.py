@@ -10,7 +10,7 @@ from unittest import mock
 
 import numpy as np
 import pytest
-from support.dict_tier import DictTier
+from support.dict_tier import DictTier, PartlyFilledDictTier
 from support.tier_model import partly_filled, prefix_keys
 
 from radixkv.tiers.block_key import BlockKey
@@ -155,3 +155,49 @@ def test_a_tier_of_whole_blocks_is_not_given_a_partly_filled_one_even_alone() ->
         stack, last = TierStack([tier]), partly_filled(KEYS[-1], 2)
         stack.write([last], np.zeros((1, 8), np.uint8), stack.generation(last.namespace))
     put_many.assert_not_called()
+
+
+class AskedTier(PartlyFilledDictTier):
+    """Notes of how many partly filled blocks it was asked which is there."""
+
+    def __init__(self, *keys: BlockKey) -> None:
+        super().__init__()
+        self.put_many(keys, np.zeros((len(keys), 8), np.uint8))
+        self.asked: list[int] = []
+
+    def first_present(self, keys: Sequence[BlockKey]) -> int | None:
+        self.asked.append(len(keys))
+        return super().first_present(keys)
+
+
+def test_of_a_partly_filled_block_the_longest_is_found_and_of_equals_the_nearest() -> None:
+    lengths = [partly_filled(KEYS[-1], num_tokens) for num_tokens in (3, 2, 1)]
+    for near, far, num_tiers, found, asked in (
+        ([], [], 3, None, [3]),
+        ([0], [0, 1], 3, (1, lengths[0]), []),
+        ([1], [0], 3, (2, lengths[0]), [1]),
+        ([1], [1], 3, (1, lengths[1]), [1]),
+        ([2], [0], 2, (1, lengths[2]), []),
+    ):
+        nearer, farther = (AskedTier(*(lengths[row] for row in rows)) for rows in (near, far))
+        stack = TierStack([DictTier(), nearer, farther])
+        assert stack.keeps_partly_filled is True
+        assert stack.find_first(lengths, num_tiers) == found
+        assert (nearer.asked, farther.asked) == ([3], asked)
+
+
+def test_no_more_blocks_are_found_than_were_asked_for() -> None:
+    assert TierStack([AnsweringTier(3)]).find(KEYS, 1) == []
+
+
+@pytest.mark.parametrize("is_all", [(False,), (True,), (False, True)])
+def test_what_was_queued_before_it_was_cleared_is_not_put_afterwards(is_all: tuple[bool, ...]) -> None:
+    tier, namespace = DictTier(), KEYS[0].namespace
+    stack = TierStack([tier])
+    before = stack.generation(namespace)
+    for each in is_all:
+        stack.clear(None if each else namespace)
+    stack.write(KEYS, np.zeros((3, 8), np.uint8), before)
+    assert not tier.blocks
+    stack.write(KEYS, np.zeros((3, 8), np.uint8), stack.generation(namespace))
+    assert len(tier.blocks) == 3
