@@ -79,7 +79,11 @@ class Admission:
         self._looked_up.clear()
         self._in_flight_prefixes.begin_step(self._running if self._waiting else ())
         self.first_without_room = None
-        self._growth = self._usage = None
+        self._growth = None
+
+    def note_preempted(self) -> None:
+        """A running group was preempted: what tenants use is counted anew."""
+        self._usage = None
 
     def note_stalled(self, group: SequenceGroup) -> None:
         """A prompt in progress gets no tokens in this step: no other group waits for its prefix."""
@@ -97,7 +101,7 @@ class Admission:
     def groups_to_preempt(self) -> list[SequenceGroup]:
         """The groups to preempt so that waiting tenants get their share; see `fair_shares`."""
         self._made_room_for = []
-        self._known_occupancy = None
+        self._known_occupancy = self._usage = None
         if not self._waiting:
             return []
         # The usual case, in every step.
@@ -107,11 +111,13 @@ class Admission:
         victims, starting = self._make_room()
         if victims:
             self._made_room_for = starting
+        if starting:
+            self._usage = None  # they are counted in it, and do not run yet
         return victims
 
     def _make_room(self) -> tuple[list[SequenceGroup], list[SequenceGroup]]:
         """The groups to preempt, and those to start in their place, in this order."""
-        usage = self._count_usage()
+        usage = self._current_usage()
         computing = {group.request.tenant for group in self._running if group.num_pending > 1}
         victims: list[SequenceGroup] = []
         starting: list[SequenceGroup] = []
@@ -222,21 +228,17 @@ class Admission:
         return self._loads is not None and self._loads.find_or_load(group, self._num_spare_blocks)
 
     def _current_usage(self) -> TenantUsage:
-        """The usage of the running groups, counted once per step, and updated with each admitted group."""
+        """The usage of the running groups, counted once per step and after preemptions, updated with each admitted group."""
         if self._usage is None:
-            self._usage = self._count_usage()
+            self._usage = TenantUsage(
+                self._shares,
+                self._running,
+                self._waiting,
+                self._cache,
+                self._max_num_seqs,
+                burst=self._max_num_batched_tokens,
+            )
         return self._usage
-
-    def _count_usage(self) -> TenantUsage:
-        """The usage now, before a step admits anything or after."""
-        return TenantUsage(
-            self._shares,
-            self._running,
-            self._waiting,
-            self._cache,
-            self._max_num_seqs,
-            burst=self._max_num_batched_tokens,
-        )
 
     def _decode_growth(self) -> DecodeGrowth:
         """The growth of the running groups, computed once per step, and updated with each admitted group."""

@@ -247,6 +247,7 @@ class Scheduler:
         group.num_shared_prefill_tokens = 0
         group.prefill_token_ids = np.array(group.sequences[0].token_ids, dtype=np.int32)
         del self.running[group]
+        self.admission.note_preempted()
         self._queue(group)
         self.num_preemptions += 1
 

@@ -68,6 +68,22 @@ def test_a_step_looks_only_once_at_all_tenants_whose_requests_exceed_their_share
     assert work[1] < 2 * work[0]
 
 
+def test_a_step_looks_once_at_each_tenant_whose_request_exceeds_its_share(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each was looked at for whom to preempt, and again for whom to admit, although nothing had changed in between."""
+    num_looks: Counter[str] = Counter()
+    has_claim = TenantUsage.has_claim
+
+    def counted(self: TenantUsage, group: SequenceGroup) -> bool:
+        num_looks[group.request.tenant] += 1
+        return has_claim(self, group)
+
+    monkeypatch.setattr(TenantUsage, "has_claim", counted)
+    driver = with_tenants(100, max_num_seqs=8, n=2)
+    driver.step()
+    assert len(driver.admitted) == 4
+    assert set(num_looks.values()) == {1}
+
+
 def test_a_step_that_admits_nothing_takes_as_long_however_many_wait(calls: Counter[str]) -> None:
     work = []
     for count in (40, 80):
