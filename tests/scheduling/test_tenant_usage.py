@@ -114,3 +114,19 @@ def test_who_gave_way_and_has_less_than_its_share_left_has_a_claim() -> None:
     assert list(usage.claimants()) == ["a"]
     usage.remove([in_progress])
     assert list(usage.claimants()) == ["v", "a"]
+
+
+@pytest.mark.parametrize(("lacking", "may_give_way"), [(0, True), (1, False)])
+def test_the_refunds_of_all_that_give_way_count_together(lacking: float, may_give_way: bool) -> None:
+    """The refunds for two prompts in progress bring their tenant as near to the claims of others as it may come."""
+    driver = SchedulerDriver(max_num_seqs=4, budget=64)
+    for length, tenant in ((3, "v"), (40, "v"), (40, "v"), (4, "w")):
+        driver.add(prompt(length), max_new=4, tenant=tenant)
+    driver.step()
+    stream, first, second, _ = driver.scheduler.running
+    driver.add_several(3, 5, max_new=1, tenant="a")
+    set_counter(driver, "a", 100)
+    unused = driver.scheduler.shares.unused
+    set_counter(driver, "v", 100 - BUDGET + unused(first) + unused(second) - lacking)
+    victims = usage_of(driver).victims_for_seqs(first_group(driver, "a"), 2)
+    assert victims == [second, first if may_give_way else stream]
