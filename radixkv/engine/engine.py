@@ -227,6 +227,7 @@ class Engine:
         if request is None:
             return False
         self._requests.abort(request)
+        self._drop_stale_batch()
         return True
 
     def step(self) -> list[Request]:
@@ -252,6 +253,8 @@ class Engine:
             self.cache.check()
             self._runner.check_device()
             touched += failed.requests
+        finally:
+            self._drop_stale_batch()
         touched += self._requests.finish_ended_elsewhere()
         self._open_cache.publish_events()
         return list(dict.fromkeys(touched))
@@ -259,8 +262,6 @@ class Engine:
     def _step(self, touched: list[Request]) -> None:
         """Run one batch, and add the requests that it concerned to ``touched``."""
         in_flight = self._in_flight
-        if in_flight is not None and in_flight.is_stale:
-            in_flight = None  # any time may have passed since its last request ended: nothing is learned from it
         # If one of these raises, the batch in flight is processed by the next step.
         batch = self._schedule(in_flight)
         with self._failing_only(batch):
@@ -278,6 +279,11 @@ class Engine:
                     self._speculator.learn(batch)
         if not batch.chunks and in_flight is None and (self.tiers is None or not self.tiers.wait()):
             touched += self._requests.fail_first_without_room()
+
+    def _drop_stale_batch(self) -> None:
+        """Drop a batch in flight of which nothing will be used: its logits take memory for as long as it is held."""
+        if self._in_flight is not None and self._in_flight.is_stale:
+            self._in_flight = None
 
     def _schedule(self, in_flight: Batch | None) -> Batch:
         """The next batch; empty if nothing can run before the batch in flight is processed, or at all."""

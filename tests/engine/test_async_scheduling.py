@@ -167,3 +167,21 @@ def test_a_block_is_published_when_its_last_token_becomes_known(engines: tuple[L
             whole = min(sequence.num_computed, sequence.num_known_tokens) // size * size
             assert sequence.table.num_tokens >= whole
     finish(engine)
+
+
+@pytest.mark.parametrize("ends", ["by a stop token", "by an abort"])
+def test_a_batch_of_which_nothing_is_used_is_not_held(engines: tuple[LLM, LLM], ends: str) -> None:
+    """Behind the last request's end, its logits used to take memory until there was another request."""
+    llm = engines[1]
+    engine = llm.engine
+    params = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
+    prompt = {"prompt_token_ids": [5, 6, 7, 8, 9]}
+    token_ids = llm.generate(prompt, params, use_tqdm=False)[0].outputs[0].token_ids
+    params = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True, stop_token_ids=token_ids[4:5])
+    add(engine, "one", prompt["prompt_token_ids"], params)
+    engine.step()
+    assert engine._in_flight is not None
+    if ends == "by an abort":
+        engine.abort("one")
+    finish(engine)
+    assert engine._in_flight is None
