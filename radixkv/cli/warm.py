@@ -151,7 +151,9 @@ def _prompt_of(llm: LLM, line: bytes, tenant: Tenant) -> Prompt:
         prompts = as_chat_prompts(content["messages"], loaded, namespace, None)
     if len(prompts) != 1:
         raise ValueError(f"messages: expected one conversation, got {len(prompts)}")
-    tokens = validate_prompt(prompts[0].token_ids, loaded.vocab_size, loaded.max_model_len, loaded.model_length)
+    tokens = validate_prompt(
+        prompts[0].token_ids, loaded.vocab_size, loaded.max_model_len, loaded.original_max_model_len
+    )
     block_size = llm.engine.cache.block_size
     if tokens.size < block_size:
         raise ValueError(

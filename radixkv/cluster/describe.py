@@ -62,7 +62,7 @@ def _describe_model(loaded: LoadedModel) -> dict[str, Any]:
         "model": loaded.name,
         "weights": _weights_name(loaded),
         "dtype": str(loaded.dtype).removeprefix("torch."),
-        "model_length": loaded.model_length,
+        "model_length": loaded.original_max_model_len,
         "rope_factors": loaded.rope_factors or "",
         "vocab_size": loaded.vocab_size,
         "eos_token_ids": sorted(loaded.eos_token_ids),

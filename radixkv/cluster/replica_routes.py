@@ -179,7 +179,7 @@ class _Replica:
         if params.max_tokens is None:
             return
         loaded, num_tokens = self._llm.loaded, len(prompt.token_ids) + params.max_tokens
-        if min(num_tokens, loaded.model_length) > loaded.max_model_len:
+        if min(num_tokens, loaded.original_max_model_len) > loaded.max_model_len:
             raise RequestTooLargeError(
                 f"an answer may reach {num_tokens} tokens with its prompt, and there is room for {loaded.max_model_len}"
             )

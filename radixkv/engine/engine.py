@@ -214,7 +214,9 @@ class Engine:
         if not prompt.write_cache:
             raise ValueError("cache: expected 'write' to be True for a prompt to pin, got False")
         loaded = self.loaded
-        tokens = validate_prompt(prompt.token_ids, loaded.vocab_size, loaded.max_model_len, loaded.model_length)
+        tokens = validate_prompt(
+            prompt.token_ids, loaded.vocab_size, loaded.max_model_len, loaded.original_max_model_len
+        )
         self.cache.check_pin(tokens, prompt.namespace, ttl)
 
     def unfinished_request(self, request_id: str) -> Request | None:

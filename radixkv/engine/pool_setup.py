@@ -39,7 +39,7 @@ def set_up_pool(
         scales = calibrate_kv_scales(runner, loaded, config.attention_backend, block_size)
 
     # These do not depend on the pool: how many blocks fit depends on the memory that a step and its graphs take.
-    limits = BatchLimits(config.max_num_seqs, loaded.model_length, max_draft_rows(config))
+    limits = BatchLimits(config.max_num_seqs, loaded.original_max_model_len, max_draft_rows(config))
 
     def use_pool(num_blocks: int) -> KVPool:
         if scales is None:
@@ -58,7 +58,7 @@ def set_up_pool(
         given = config.kv_cache_memory_bytes
         num_blocks = choose_num_blocks(
             block_nbytes(runner.layer_shapes, block_size, element_type),
-            limits.max_num_seqs * -(-loaded.model_length // block_size),
+            limits.max_num_seqs * -(-loaded.original_max_model_len // block_size),
             loaded.device,
             kv_cache_memory_bytes=None if given is None else parse_size("kv_cache_memory_bytes", given),
             gpu_memory_utilization=config.gpu_memory_utilization,
@@ -75,7 +75,7 @@ def set_up_pool(
 def with_length_in_pool(loaded: LoadedModel, pool: KVPool) -> LoadedModel:
     """The model, with its length limited to what an empty pool has room for, and rotary factors for that length."""
     # The last generated token is never computed and takes no slot.
-    length = min(loaded.model_length, pool.num_blocks * pool.block_size + 1)
+    length = min(loaded.original_max_model_len, pool.num_blocks * pool.block_size + 1)
     return replace(loaded, max_model_len=length, rope_factors=choose_factors(loaded.model, length))
 
 
@@ -85,13 +85,13 @@ def log_length(loaded: LoadedModel, *, asked_for: bool) -> None:
     Args:
         asked_for: whether the user set the model's length.
     """
-    if loaded.max_model_len < loaded.model_length:
+    if loaded.max_model_len < loaded.original_max_model_len:
         _log.log(
             logging.WARNING if asked_for else logging.INFO,
             "%s: a sequence has at most %d tokens, not %d: there is no room for more (kv_cache_memory_bytes, num_blocks)",
             loaded.name,
             loaded.max_model_len,
-            loaded.model_length,
+            loaded.original_max_model_len,
         )
     if loaded.rope_factors is not None:
         _log.log(

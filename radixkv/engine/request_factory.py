@@ -64,7 +64,9 @@ class RequestFactory:
             bad_words = encode_bad_words(params.bad_words or (), loaded)
         if params.stop_strings:
             loaded.require_tokenizer()
-        tokens = validate_prompt(prompt.token_ids, loaded.vocab_size, loaded.max_model_len, loaded.model_length)
+        tokens = validate_prompt(
+            prompt.token_ids, loaded.vocab_size, loaded.max_model_len, loaded.original_max_model_len
+        )
         # Nothing can follow the token that ends what a grammar asks for.
         ignore_eos = params.ignore_eos and params.structured_outputs is None
         request = Request(

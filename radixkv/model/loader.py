@@ -48,8 +48,8 @@ class LoadedModel(TextInterface):
     """A model that can run over KV cache blocks, with the properties that the engine needs.
 
     Attributes:
-        model_length: tokens of a sequence that the model, or its user, allows. Once an engine runs it, ``max_model_len`` is
-            less where the engine's pool has no room for so many.
+        original_max_model_len: what the model, or its user, allows. Once an engine runs it, ``max_model_len`` is less where
+            the engine's pool has no room for so many.
         fingerprint: of its weights, their quantisation and its configuration; None where it was not asked for, and the model
             has an origin or cannot be named any more.
         origin: the files, or the revision on the hub, that it was loaded from; None: it was given in memory.
@@ -59,7 +59,7 @@ class LoadedModel(TextInterface):
     model: transformers.PreTrainedModel
     dtype: torch.dtype
     device: torch.device
-    model_length: int
+    original_max_model_len: int
     fingerprint: str | None = None
     origin: ModelFiles | str | None = None
     rope_factors: str | None = None
@@ -122,8 +122,8 @@ def load_model(
     longest = getattr(text_config, "max_position_embeddings", None) or 2**20
     if config.max_model_len is not None and config.max_model_len > longest:
         raise ValueError(f"max_model_len: expected 2 to {longest} for {name}, got {config.max_model_len!r}")
-    model_length = config.max_model_len or longest
-    rope_factors = choose_factors(loaded_model, model_length)
+    max_model_len = config.max_model_len or longest
+    rope_factors = choose_factors(loaded_model, max_model_len)
     stop_changes(loaded_model)
     generation_config = generation_config or unprepared.generation_config or loaded_model.generation_config
     sampling_defaults = sampling_defaults_of(generation_config, config, name)
@@ -141,8 +141,8 @@ def load_model(
         model=loaded_model,
         tokenizer=unprepared.tokenizer,
         name=name,
-        max_model_len=model_length,
-        model_length=model_length,
+        max_model_len=max_model_len,
+        original_max_model_len=max_model_len,
         vocab_size=text_config.vocab_size,
         eos_token_ids=end_tokens_of(generation_config, unprepared.tokenizer, text_config.vocab_size),
         dtype=loaded_model.dtype,

@@ -80,12 +80,12 @@ def has_fixable_rotation(model: nn.Module) -> bool:
     return any(isinstance(module, FixedRotation) or layers_of_type(module, LONGROPE) for module in model.modules())
 
 
-def choose_factors(model: transformers.PreTrainedModel, model_length: int) -> str | None:
+def choose_factors(model: transformers.PreTrainedModel, max_model_len: int) -> str | None:
     """Choose the factors of all rotary embeddings of type longrope, whatever was chosen before.
 
     Args:
         model: is changed: no call of it changes them again.
-        model_length: tokens that a sequence may have. The last one is never computed.
+        max_model_len: tokens that a sequence may have. The last one is never computed.
 
     Returns:
         "short" or "long"; where types of layers differ, such as "full_attention: long, sliding_attention: short"; None: the
@@ -95,7 +95,7 @@ def choose_factors(model: transformers.PreTrainedModel, model_length: int) -> st
     replace_modules(model, {rotary: FixedRotation(rotary) for rotary in embeddings})
     chosen: dict[str | None, str] = {}
     for rotation in _fixed_rotations(model):
-        chosen |= rotation.choose(model_length - 1)
+        chosen |= rotation.choose(max_model_len - 1)
     if len({*chosen.values()}) <= 1:
         return next(iter(chosen.values()), None)
     return ", ".join(sorted(f"{layer_type}: {which}" for layer_type, which in chosen.items()))

@@ -40,12 +40,12 @@ class Capacity:
 
 
 def validate_prompt(
-    token_ids: Sequence[int] | NDArray[np.int32], vocab_size: int, max_model_len: int, model_length: int
+    token_ids: Sequence[int] | NDArray[np.int32], vocab_size: int, max_model_len: int, original_max_model_len: int
 ) -> NDArray[np.int32]:
     """The prompt as int32.
 
     Args:
-        max_model_len, model_length: as `LoadedModel` has them.
+        max_model_len, original_max_model_len: as `LoadedModel` has them.
 
     Raises:
         TypeError, ValueError: what `validate_token_ids` raises.
@@ -54,8 +54,8 @@ def validate_prompt(
     tokens = validate_token_ids(token_ids, vocab_size)
     if tokens.size >= max_model_len:
         bound = ""
-        if model_length > max_model_len:
-            bound = f"; the model allows {model_length}, and memory has no room for them: {_MORE_BLOCKS}"
+        if original_max_model_len > max_model_len:
+            bound = f"; the model allows {original_max_model_len}, and memory has no room for them: {_MORE_BLOCKS}"
         raise PromptTooLongError(
             f"prompt_token_ids: {tokens.size} tokens > {max_model_len - 1} maximum; a sequence has at most {max_model_len}, "
             f"of which at least one is to be generated{bound}"

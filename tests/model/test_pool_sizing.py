@@ -137,7 +137,7 @@ def test_graphs_are_measured_over_a_single_block_before_the_pool_is_made(monkeyp
         return 3
 
     monkeypatch.setattr(pool_setup, "choose_num_blocks", choose)
-    loaded: Any = SimpleNamespace(device=torch.device("cpu"), dtype=torch.float32, model_length=64)
+    loaded: Any = SimpleNamespace(device=torch.device("cpu"), dtype=torch.float32, original_max_model_len=64)
     given = {"max_num_batched_tokens": 64, "enable_torch_compile": False, "async_scheduling": False}
     runner: Any = Runner()
     pool = pool_setup.set_up_pool(runner, loaded, ResolvedEngineConfig(max_num_seqs=4, **given), torch.float32)
@@ -158,7 +158,7 @@ def test_the_step_that_is_measured_has_logits_of_all_sequences_and_of_prompts(mo
         return 1
 
     monkeypatch.setattr(pool_setup, "choose_num_blocks", choose)
-    loaded: Any = SimpleNamespace(device=torch.device("cpu"), dtype=torch.float32, model_length=64)
+    loaded: Any = SimpleNamespace(device=torch.device("cpu"), dtype=torch.float32, original_max_model_len=64)
     runner: Any = SimpleNamespace(
         layer_shapes=[LayerShape(1, 4, 4)], use_pool=lambda *rest: None, measure_activations=measure_activations
     )

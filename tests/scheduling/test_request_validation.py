@@ -76,10 +76,10 @@ def test_samples_need_no_blocks_side_by_side() -> None:
 
 
 def test_a_prompt_leaves_room_for_one_token() -> None:
-    assert validate_prompt([3] * 4, 20, max_model_len=5, model_length=5).tolist() == [3] * 4
+    assert validate_prompt([3] * 4, 20, max_model_len=5, original_max_model_len=5).tolist() == [3] * 4
     with pytest.raises(PromptTooLongError, match=r"^prompt_token_ids: 5 tokens > 4 maximum; .* is to be generated$"):
-        validate_prompt([3] * 5, 20, max_model_len=5, model_length=5)
+        validate_prompt([3] * 5, 20, max_model_len=5, original_max_model_len=5)
     with pytest.raises(
         PromptTooLongError, match="; the model allows 6, and memory has no room for them: raise kv_cache"
     ):
-        validate_prompt([3] * 5, 20, max_model_len=5, model_length=6)
+        validate_prompt([3] * 5, 20, max_model_len=5, original_max_model_len=6)

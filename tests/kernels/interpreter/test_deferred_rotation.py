@@ -33,7 +33,7 @@ def _loaded(model: PreTrainedModel) -> LoadedModel:
         tokenizer=None,
         name="tiny",
         max_model_len=64,
-        model_length=64,
+        original_max_model_len=64,
         vocab_size=VOCAB_SIZE,
         eos_token_ids=frozenset(),
         chat_format=None,
