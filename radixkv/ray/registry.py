@@ -50,7 +50,8 @@ class Registry:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._first_asked = math.inf
-        self._replicas: dict[str, tuple[str, float]] = {}
+        # For each its url, or None where it has left, and until when that is known.
+        self._replicas: dict[str, tuple[str | None, float]] = {}
         self._secret: str | None = None
 
     def secret(self, proposed: str) -> str | None:
@@ -60,7 +61,7 @@ class Registry:
         return self._secret
 
     def renew(self, name: str, url: str, secret: str) -> None:
-        """A replica is there, for the next `LEASE_SECONDS`.
+        """A replica is there, for the next `LEASE_SECONDS`, unless it has left: calls may overtake each other.
 
         Args:
             name: a new one each time that the replica is started.
@@ -68,17 +69,19 @@ class Registry:
             secret: what `secret` gave it.
         """
         self._secret = self._secret or secret
-        self._replicas[name] = url, self._clock() + LEASE_SECONDS
+        known, _ = self._replicas.get(name, (url, 0.0))
+        if known is not None:
+            self._replicas[name] = url, self._clock() + LEASE_SECONDS
 
     def leave(self, name: str) -> None:
         """A replica takes no more requests; one that is not there is ignored."""
-        self._replicas.pop(name, None)
+        self._replicas[name] = None, self._clock() + LEASE_SECONDS
 
     def listing(self) -> Listing:
         """The replicas that are there."""
         now = self._clock()
         self._replicas = {name: known for name, known in self._replicas.items() if known[1] > now}
-        urls = {name: url for name, (url, _) in self._replicas.items()}
+        urls = {name: url for name, (url, _) in self._replicas.items() if url is not None}
         return Listing(urls, complete=self._seconds_asked() >= LEASE_SECONDS)
 
     def _seconds_asked(self) -> float:

@@ -31,6 +31,20 @@ def test_a_replica_that_is_silent_is_gone() -> None:
     assert registry.listing().urls == {}
 
 
+def test_a_replica_that_has_left_is_not_listed_again_by_a_renewal_that_comes_late() -> None:
+    """It was listed for ten more seconds, in which it counted as down, and nothing could be cleared."""
+    clock = Clock()
+    registry = Registry(clock)
+    registry.renew("a", "http://a:1", "secret")
+    registry.leave("a")
+    clock.now += LEASE_SECONDS - 1
+    registry.renew("a", "http://a:1", "secret")
+    assert registry.listing().urls == {}
+    clock.now += 2
+    assert registry.listing().urls == {}
+    assert not registry._replicas  # nothing is kept of it
+
+
 def test_a_registry_that_was_lost_takes_no_replica_away() -> None:
     """One that was late with its report, as any may be, was gone until it came."""
     clock = Clock()
