@@ -88,13 +88,9 @@ class _Request:
     priority: int
     tenant: str
 
-    def body(self, resume: Sequence[CompletionOutput]) -> bytes:
-        """See `encode_request`.
-
-        Args:
-            resume: what was received until now.
-        """
-        return encode_request(replace(self.prompt, resume=resume), self.params, self.priority, self.tenant)
+    def body(self) -> bytes:
+        """See `encode_request`."""
+        return encode_request(self.prompt, self.params, self.priority, self.tenant)
 
 
 class ReplicaStreams:
@@ -312,9 +308,9 @@ class ReplicaStreams:
         losses = Losses(request.request_id)
         num_tokens = len(prompt.token_ids) + (params.max_tokens or 0)
         while True:
-            begun = replace(request.prompt, resume=resume())
-            known = hashes if reuses_prefixes(begun, params) else []
-            placement, client = await self._choose(known, begun, losses)
+            request.prompt = replace(request.prompt, resume=resume())
+            known = hashes if reuses_prefixes(request.prompt, params) else []
+            placement, client = await self._choose(known, request.prompt, losses)
             generation = self._generations.get(placement.replica)
             ticket = Ticket(placement.replica, generation, num_tokens, begun=losses.has_tokens)
             self._tickets.setdefault(client, set()).add(ticket)
@@ -325,8 +321,7 @@ class ReplicaStreams:
                     await turn.acquire()
                     trial.callback(turn.release)
                 headers = {**self._headers, ACCEPTED_HEADER: "1"} if losses.accepted else self._headers
-                body = request.body(begun.resume)
-                answer = answer_lines(placement.replica, client, body, headers, ticket.send)
+                answer = answer_lines(placement.replica, client, request.body(), headers, ticket.send)
                 async with aclosing(answer), aclosing(ticket.read(answer)) as lines:
                     async for line in lines:
                         if line is None:
