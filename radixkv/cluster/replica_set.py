@@ -284,7 +284,7 @@ class ReplicaSet:
                 if member.client is client:
                     await self._mark_down(member)
                     client = self._connect(member.url)
-                member.sent_shares = None  # an earlier process confirmed them, perhaps without ever being up
+                self._tenants.forget(member)  # it may have confirmed them without ever being up
             member.description = description
             client.headers[INSTANCE_HEADER] = description.instance
             if member.client is not client:
@@ -383,9 +383,7 @@ class ReplicaSet:
         """A replica is gone: its streams go on elsewhere."""
         self._take_out(member)
         client, member.client, member.load = member.client, None, None
-        if member.telling is not None:
-            member.telling.cancel()
-        member.sent_shares, member.is_behind = None, False
+        self._tenants.forget(member)
         assert client is not None
         _log.warning("replica %r is down", member.name)
         try:

@@ -79,3 +79,9 @@ class TenantShares:
         answer = await client.put("/tenants", content=body, headers=self._headers, timeout=SECONDS_TO_ANSWER)
         answer.raise_for_status()
         member.sent_shares, member.is_behind = shares, False
+
+    def forget(self, member: Member) -> None:
+        """The process that confirmed them is gone: the next one knows nothing."""
+        if member.telling is not None:
+            member.telling.cancel()
+        member.sent_shares, member.is_behind = None, False
