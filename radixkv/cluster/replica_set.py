@@ -39,6 +39,9 @@ _SECONDS_OF_SILENCE = 10.0
 _SECONDS_BETWEEN_ATTEMPTS = 0.5
 # How long streams stay on a replica that is drained: others that are drained together with it have said so by then.
 _SECONDS_TO_STAY = 1.0
+# Between two looks at a removed replica, and how many find no stream there before it is left: by then it has reported, as it
+# does every fifth of a second, what it counted for the last one.
+_SECONDS_BETWEEN_LOOKS, _LOOKS_TO_REPORT = 0.05, 8
 
 
 class ReplicaSet:
@@ -125,7 +128,8 @@ class ReplicaSet:
             raise
 
     async def remove(self, name: str) -> None:
-        """Send a replica nothing more, and continue its streams elsewhere; wait for those that no other one can continue.
+        """Send a replica nothing more, and continue its streams elsewhere; wait for those that no other one can continue, and
+        for what it counts until then.
 
         The name is free at once. Where the wait is cancelled, the removal goes on.
 
@@ -144,12 +148,12 @@ class ReplicaSet:
         return self._leaving[member]
 
     async def _finish_removal(self, member: Member) -> None:
-        # Followed until its streams have ended: its counters arrive, but for the last fifth of a second; and if it falls
-        # silent, the streams count as lost.
-        client = member.client
-        while member in self._leaving and client is not None and self.streams.num_on(client):
+        # It is followed meanwhile: its counters arrive; and if it falls silent, the streams count as lost.
+        client, num_without = member.client, 0
+        while member in self._leaving and client is not None and num_without < _LOOKS_TO_REPORT:
+            num_without = 0 if self.streams.num_on(client) else num_without + 1
             self.streams.move(client)
-            await asyncio.sleep(0.05)
+            await asyncio.sleep(_SECONDS_BETWEEN_LOOKS)
         await self._stop_following(member)
         self._leaving.pop(member, None)
 

@@ -340,3 +340,31 @@ def test_what_a_removed_replica_holds_is_not_held_by_its_successor_and_what_it_c
         await replicas.close()
 
     asyncio.run(main())
+
+
+def test_a_replica_that_is_removed_reports_what_it_counted_last(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A replica reports every fifth of a second, and was left as soon as its last stream had ended."""
+    monkeypatch.setattr("radixkv.cluster.replica_set._LOOKS_TO_REPORT", HANGING)
+
+    async def main() -> None:
+        cluster, is_removed = Cluster(), asyncio.Event()
+
+        async def records() -> AsyncIterator[bytes]:
+            yield encode_record(Kind.HELD) + encode_load(LOAD)
+            await is_removed.wait()
+            yield load_record(counters={"num_steps": 5})
+            await asyncio.Event().wait()
+
+        cluster.answers["/events"] = streaming(records)
+        replicas = await cluster.up("a")
+        removal = asyncio.ensure_future(replicas.remove("a"))
+        await until(lambda: not replicas.names)
+        for _ in range(100):
+            await asyncio.sleep(0)
+        is_removed.set()
+        await until(lambda: removal.done() or replicas.counters.totals().get("num_steps") == 5)
+        assert not removal.done()
+        await replicas.close()
+        await removal
+
+    asyncio.run(main())
