@@ -19,23 +19,23 @@ from typing import Literal
 
 from radixkv.outputs import CompletionOutput, RequestMetrics
 from radixkv.prompts import Prompt
+from radixkv.server.answer_tokens import AnswerTokens, LocatedPiece
 from radixkv.server.chat_messages import as_messages
 from radixkv.server.chat_request import ChatCompletionRequest
 from radixkv.server.errors import client_errors
-from radixkv.server.generation import Generation, extend_choice
+from radixkv.server.generation import ChoiceDelta, Generation, extend_choice
 from radixkv.server.logprobs import TextLength
 from radixkv.server.prefix_keeper import PrefixKeeper
 from radixkv.server.prompt_caching import Breakpoint
 from radixkv.server.protocol import Usage, finish_reason
 from radixkv.server.rate_limits import default_max_tokens
-from radixkv.server.reasoning_tokens import ReasoningTokens
 from radixkv.server.response_size import check_response_size
 from radixkv.server.service import Service
 from radixkv.server.tenants import Tenant
 from radixkv.server.time_limits import Deadlines
 from radixkv.serving.answer_reader import PieceReader
 from radixkv.tools.chat_format import AnswerForm
-from radixkv.tools.pieces import AnswerPiece, ReadPiece, ToolCallArguments, ToolCallBegin
+from radixkv.tools.pieces import AnswerPiece, ReadPiece, ReasoningPiece, ToolCallArguments, ToolCallBegin
 
 ChatFinishReason = Literal["stop", "length", "tool_calls"]
 
@@ -45,20 +45,20 @@ class ChatEvent:
     """What is new in one choice, or all of it.
 
     Attributes:
-        read: new text, reasoning and parts of tool calls, in order, and where in the answer each ends; may be empty.
+        located: new text, reasoning and parts of tool calls, in order, each with its tokens, if asked for; may be empty.
         output: the new tokens and their log-probabilities; its text is what the model wrote, markers included.
         finish_reason: why the choice ended; None while it has not. The output's own knows nothing of tool calls.
     """
 
     choice: int
-    read: list[ReadPiece]
+    located: list[LocatedPiece]
     output: CompletionOutput
     finish_reason: ChatFinishReason | None
 
     @property
     def pieces(self) -> list[AnswerPiece]:
-        """What is new, without where it ends."""
-        return [piece for piece, _ in self.read]
+        """What is new, without its tokens."""
+        return [piece for piece, _ in self.located]
 
 
 async def start_chat(
@@ -109,13 +109,15 @@ async def start_chat(
             )
         keeper = PrefixKeeper(service.llm, tenant.name, body, breakpoints, prompt)
         form = prompt.answer_form
-        new_length = partial(
-            TextLength,
-            service.token_texts,
-            prompt.token_ids,
-            skip_special_tokens=body.skip_special_tokens is not False,
-            shown_special_tokens=() if form is None else form.special_markers,
-        )
+        new_length = None
+        if top_logprobs is not None or (form is not None and form.may_reason):
+            new_length = partial(
+                TextLength,
+                service.token_texts,
+                prompt.token_ids,
+                skip_special_tokens=body.skip_special_tokens is not False,
+                shown_special_tokens=() if form is None else form.special_markers,
+            )
         return ChatEvents(generation, form, keeper, deadlines, new_length)
 
 
@@ -137,7 +139,10 @@ class ChatEvents:
 
     Attributes:
         generation: of the request's one prompt.
-        new_length: makes the `TextLength` of an answer.
+
+    Args:
+        form: of the answers; None: they are text alone.
+        new_length: makes the `TextLength` of an answer; None: the tokens of its pieces are not asked for.
     """
 
     def __init__(
@@ -146,16 +151,16 @@ class ChatEvents:
         form: AnswerForm | None,
         keeper: PrefixKeeper,
         deadlines: Deadlines,
-        new_length: Callable[[], TextLength],
+        new_length: Callable[[], TextLength] | None,
     ) -> None:
         self.generation = generation
-        self.new_length = new_length
         self._form = form
-        self._may_reason = form is not None and form.may_reason
         self._keeper = keeper
         self._deadlines = deadlines
         self._kept: Mapping[float, int] = {}
-        self._reasoning_tokens = ReasoningTokens(new_length)
+        self._new_length = new_length
+        self._tokens: dict[int, AnswerTokens] = {}  # by choice
+        self._num_reasoning_tokens = 0
 
     @property
     def calls_required(self) -> bool:
@@ -166,7 +171,7 @@ class ChatEvents:
     def usage(self) -> Usage:
         """Tokens so far."""
         usage = self.generation.usage
-        usage.completion_tokens_details.reasoning_tokens = self._reasoning_tokens.count
+        usage.completion_tokens_details.reasoning_tokens = self._num_reasoning_tokens
         if self._keeper.is_needed:
             usage.prompt_tokens_details.cache_write_tokens = sum(self.num_written.values())
         return usage
@@ -220,30 +225,39 @@ class ChatEvents:
             async for delta in deltas:
                 output = delta.output
                 read = reader.read(delta.choice, output.text, output.finish_reason is not None)
-                if self._may_reason:
-                    self._reasoning_tokens.read(delta.choice, output.token_ids, read)
-                for piece, _ in read:
+                located = self._located(delta, read)
+                for piece, _ in located:
                     if isinstance(piece, ToolCallBegin):
                         arguments[delta.choice] = []
                     elif isinstance(piece, ToolCallArguments):
                         arguments[delta.choice].append(piece.text)
                 reason = _finish_reason(output, arguments.get(delta.choice, []))
                 self._keeper.prompt_is_computed()
-                yield ChatEvent(delta.choice, read, output, reason)
+                yield ChatEvent(delta.choice, located, output, reason)
         async with self._deadlines.before_end():
             self._kept = await self._keeper.kept()
+
+    def _located(self, delta: ChoiceDelta, read: Sequence[ReadPiece]) -> list[LocatedPiece]:
+        """New pieces with their tokens, of which those of reasoning are counted."""
+        if self._new_length is None:
+            return [LocatedPiece(piece, ()) for piece, _ in read]
+        if delta.choice not in self._tokens:
+            self._tokens[delta.choice] = AnswerTokens(self._new_length())
+        located = self._tokens[delta.choice].locate(delta.output, read)
+        self._num_reasoning_tokens += sum(len(tokens) for piece, tokens in located if isinstance(piece, ReasoningPiece))
+        return located
 
     async def collect(self) -> list[ChatEvent]:
         """All choices, complete: one event for each."""
         outputs: dict[int, CompletionOutput] = {}
-        read: defaultdict[int, list[ReadPiece]] = defaultdict(list)
+        located: defaultdict[int, list[LocatedPiece]] = defaultdict(list)
         last: dict[int, ChatEvent] = {}
         async with aclosing(aiter(self)) as events:
             async for event in events:
                 extend_choice(outputs, event.choice, event.output)
-                read[event.choice] += event.read
+                located[event.choice] += event.located
                 last[event.choice] = event
-        return [replace(last[choice], read=read[choice], output=outputs[choice]) for choice in sorted(last)]
+        return [replace(last[choice], located=located[choice], output=outputs[choice]) for choice in sorted(last)]
 
 
 def _finish_reason(output: CompletionOutput, arguments: Sequence[str]) -> ChatFinishReason | None:

@@ -2,26 +2,17 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
 from typing import Any
-from unittest.mock import Mock
 
 import httpx
 import pytest
-from support.chat_templates import TEMPLATES, make_tokenizer
 from support.in_process_server import serve
 from support.named_events import named_events
 from support.response_requests import BODY, EVENT, create
 
 from radixkv import LLM
-from radixkv.outputs import Logprob
 from radixkv.server import response_size
-from radixkv.server.logprobs import TextLength
 from radixkv.server.responses.store import ResponseStore
-from radixkv.server.text_logprobs import TextLogprobs
-from radixkv.serving.answer_reader import PieceReader
-from radixkv.tools.chat_format import ChatFormat
-from radixkv.tools.pieces import ReadPiece, ReasoningPiece, TextPiece, ToolCallBegin
 
 INCLUDED: dict[str, Any] = {"include": ["message.output_text.logprobs"]}
 
@@ -82,21 +73,6 @@ def test_what_continues_a_response_does_not_count_for_its_log_probabilities(llm:
     serve(llm, scenario, responses=ResponseStore(max_bytes=36_000))
 
 
-def test_a_token_that_begins_before_the_text_is_one_of_its_tokens() -> None:
-    """White space before a text is left out of it, and may be part of its first token."""
-    answer = ["Hm", ".</think>", "\n Yes", ".\n", "<tool_call>"]
-    ends = [sum(map(len, answer[:number])) for number in range(len(answer) + 1)]
-    read = [
-        ReadPiece(ReasoningPiece("Hm."), len("Hm.")),
-        ReadPiece(TextPiece("Yes."), ends[3] + 1),
-        ReadPiece(ToolCallBegin(0, "call_1", "f"), ends[5]),
-    ]
-    texts = Mock(bytes_of=lambda index: answer[index].encode(), is_left_out=lambda index: False)
-    logprobs = [{index: Logprob(-1.0, 1, text)} for index, text in enumerate(answer)]
-    found = TextLogprobs(TextLength(texts)).read(range(len(answer)), logprobs, read)
-    assert [[index for index, _ in tokens] for tokens in found] == [[], [2, 3], []]
-
-
 @pytest.mark.parametrize("stream", [False, True])
 def test_more_than_a_response_may_hold_are_refused(llm: LLM, stream: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also in a stream, the last event of which holds them all."""
@@ -107,39 +83,3 @@ def test_more_than_a_response_may_hold_are_refused(llm: LLM, stream: bool, monke
         assert (answer.status_code, answer.json()["error"]["param"]) == (400, "include")
 
     serve(llm, scenario)
-
-
-def test_tokens_of_reasoning_and_markers_are_left_out_however_the_answer_was_cut() -> None:
-    end = "<|end|><|start|>assistant<|channel|>"
-    answer = [
-        ("<|channel|>analysis<|message|>", False),
-        ("Hm", False),
-        (f"{end}commentary<|message|>", False),
-        ("Wait", True),
-        (", ü", True),
-        (f"{end}final<|message|>", False),
-        ("Y", True),
-        ("es", True),
-    ]
-    form = ChatFormat.of(make_tokenizer(TEMPLATES["harmony"])).answer_form("", None)
-    texts = Mock(bytes_of=lambda index: answer[index][0].encode(), is_left_out=lambda index: False)
-    logprobs = [{index: Logprob(-1.0, 1, text)} for index, (text, _) in enumerate(answer)]
-    for chosen in range(1 << (len(answer) - 1)):
-        cuts = [0, *(place for place in range(1, len(answer)) if chosen >> (place - 1) & 1), len(answer)]
-        for is_late in (False, True):
-            reader, found = PieceReader(form), TextLogprobs(TextLength(texts))
-            said = ""
-            of_text: list[int] = []
-            parts = [(list(range(*cut)), "".join(text for text, _ in answer[slice(*cut)])) for cut in pairwise(cuts)]
-            if is_late:
-                ids, shown = zip(*parts, strict=True)
-                parts = list(zip([*ids, []], ["", *shown], strict=True))
-            for number, (token_ids, text) in enumerate(parts, start=1):
-                read = reader.read(0, text, number == len(parts))
-                of_pieces = found.read(token_ids, [logprobs[index] for index in token_ids], read)
-                for (piece, _), tokens in zip(read, of_pieces, strict=True):
-                    assert isinstance(piece, TextPiece) or not tokens
-                    said += piece.text if isinstance(piece, TextPiece) else ""
-                    of_text += [index for index, _ in tokens]
-            assert of_text == [index for index, (_, counts) in enumerate(answer) if counts], cuts
-            assert said == "".join(text for text, counts in answer if counts)

@@ -7,11 +7,11 @@ import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from functools import partial
-from itertools import zip_longest
 from typing import Any
 
 from radixkv.sampling_defaults import SamplingDefaults
-from radixkv.server.chat_events import ChatEvent, ChatEvents
+from radixkv.server.answer_tokens import LocatedPiece
+from radixkv.server.chat_events import ChatEvents
 from radixkv.server.errors import as_api_error
 from radixkv.server.logprobs import EncodedTokenLogprobs, encode_token_logprobs
 from radixkv.server.responses.events import ResponseEvent, ResponseEventType, StreamEvent
@@ -28,7 +28,7 @@ from radixkv.server.responses.request import AllowedFunctions, NamedFunction, Re
 from radixkv.server.responses.store import PendingResponse
 from radixkv.server.responses.translation import namespaced_functions, output_messages
 from radixkv.server.service import Service
-from radixkv.server.text_logprobs import TextLogprobs
+from radixkv.tools.pieces import TextPiece
 
 
 class ResponsesWriter:
@@ -82,13 +82,11 @@ class ResponsesWriter:
     async def _grow(self, events: ChatEvents) -> AsyncGenerator[StreamEvent, None]:
         """The events of the output; at the end the response is complete and stored."""
         output, truncated = self._output, False
-        text_logprobs = TextLogprobs(events.new_length())
         async with aclosing(aiter(events)) as parts:
             async for part in parts:
                 truncated = part.finish_reason == "length"
-                logprobs = await self._logprobs(part, text_logprobs)
-                for piece, of_piece in zip_longest(part.pieces, logprobs):
-                    for event in output.add(piece, of_piece):
+                for located in part.located:
+                    for event in output.add(located.piece, await self._logprobs(located)):
                         yield event
         for event in output.end("incomplete" if truncated else "completed", events.calls_required):
             yield event
@@ -120,14 +118,14 @@ class ResponsesWriter:
             )
             self._store.finish(self._pending, response, output_messages(output.items), own)
 
-    async def _logprobs(self, part: ChatEvent, text_logprobs: TextLogprobs) -> list[EncodedTokenLogprobs]:
-        """Of each new piece; none where they are not included."""
-        num_top, output = self._body.num_top_logprobs, part.output
-        if num_top is None:
-            return []
-        of_pieces = text_logprobs.read(output.token_ids, output.logprobs or (), part.read)
-        write = partial(encode_token_logprobs, num_top=num_top, texts=self._texts)
-        return [await self._encoder.run(len(tokens) * (1 + num_top), partial(write, tokens)) for tokens in of_pieces]
+    async def _logprobs(self, located: LocatedPiece) -> EncodedTokenLogprobs | None:
+        """Of a text's tokens; None where they are not included."""
+        num_top = self._body.num_top_logprobs
+        if num_top is None or not isinstance(located.piece, TextPiece):
+            return None
+        chosen = [(token.token_id, token.logprobs) for token in located.tokens]
+        write = partial(encode_token_logprobs, chosen, num_top, self._texts)
+        return await self._encoder.run(len(chosen) * (1 + num_top), write)
 
     def _response_event(self, kind: ResponseEventType) -> ResponseEvent:
         number = self._output.next_number()

@@ -1,9 +1,9 @@
-"""Tokens of reasoning are counted however an answer's tokens and its text arrive, and whatever is left out of the text."""
+"""The tokens of an answer's pieces are found however its tokens and its text arrive, and whatever is left out of the text."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import Any
 from unittest.mock import Mock
@@ -16,28 +16,29 @@ from support.model_zoo import build
 from support.sentencepiece_tokenizer import sentencepiece_tokenizer
 
 from radixkv import LLM
+from radixkv.outputs import CompletionOutput, Logprob
+from radixkv.server.answer_tokens import AnswerTokens, LocatedPiece
 from radixkv.server.logprobs import TextLength
-from radixkv.server.reasoning_tokens import ReasoningTokens
 from radixkv.server.token_text import TokenTexts
 from radixkv.serving.answer_reader import PieceReader
 from radixkv.tools.chat_format import ChatFormat
-from radixkv.tools.pieces import ReadPiece, ReasoningPiece
+from radixkv.tools.pieces import AnswerPiece, ReadPiece, ReasoningPiece, TextPiece, ToolCallBegin
 
 NEXT = "<|end|><|start|>assistant<|channel|>"
-# Two thoughts, and text before, between and after them. Whether each token counts.
-ANSWER = [
-    ("<|channel|>commentary<|message|>", False),
-    ("Hi", False),
-    (f"{NEXT}analysis<|message|>", True),
-    ("Hm", True),
-    ("<|im_start|>", True),
-    (", ü", True),
-    (f"{NEXT}commentary<|message|>", False),
-    ("Wait", False),
-    (f"{NEXT}analysis<|message|>", True),
-    ("an", True),  # as in the tag before it
-    (f"{NEXT}final<|message|>", False),
-    ("Yes", False),
+# Two thoughts, and text before, between and after them. Of which kind of piece each token is; None: of neither.
+ANSWER: list[tuple[str, type[AnswerPiece] | None]] = [
+    ("<|channel|>commentary<|message|>", None),
+    ("Hi", TextPiece),
+    (f"{NEXT}analysis<|message|>", ReasoningPiece),
+    ("Hm", ReasoningPiece),
+    ("<|im_start|>", ReasoningPiece),
+    (", ü", ReasoningPiece),
+    (f"{NEXT}commentary<|message|>", None),
+    ("Wait", TextPiece),
+    (f"{NEXT}analysis<|message|>", ReasoningPiece),
+    ("an", ReasoningPiece),  # as in the tag before it
+    (f"{NEXT}final<|message|>", None),
+    ("Yes", TextPiece),
 ]
 LEFT_OUT = [index for index, (text, _) in enumerate(ANSWER) if text == "<|im_start|>"]
 MARKERS = [index for index, (text, _) in enumerate(ANSWER) if "<|channel|>" in text]
@@ -48,8 +49,12 @@ def ways_to_cut(length: int) -> Iterator[list[int]]:
         yield [0, *(position for position in range(1, length) if chosen >> (position - 1) & 1), length]
 
 
+def token_ids_of(kind: type[AnswerPiece], located: Sequence[LocatedPiece]) -> list[int]:
+    return [token.token_id for piece, tokens in located if isinstance(piece, kind) for token in tokens]
+
+
 @pytest.mark.parametrize("text_is_late", [False, True])
-def test_the_count_does_not_depend_on_how_the_answer_was_cut(text_is_late: bool) -> None:
+def test_tokens_do_not_depend_on_how_the_answer_was_cut(text_is_late: bool) -> None:
     """A tag before a thought did not count if it came with text before it, nor did a thought that its own tag contains."""
     form = ChatFormat.of(make_tokenizer(TEMPLATES["harmony"])).answer_form("", None)
     texts = Mock(
@@ -57,19 +62,23 @@ def test_the_count_does_not_depend_on_how_the_answer_was_cut(text_is_late: bool)
     )
     shown = ["" if index in LEFT_OUT else text for index, (text, _) in enumerate(ANSWER)]
     for cuts in ways_to_cut(len(ANSWER)):
-        tokens = [list(range(begin, end)) for begin, end in pairwise(cuts)]
-        parts = ["".join(shown[index] for index in part) for part in tokens]
+        parts = [list(range(begin, end)) for begin, end in pairwise(cuts)]
+        said = ["".join(shown[index] for index in part) for part in parts]
         if text_is_late:
-            tokens, parts = [*tokens, []], ["", *parts]
-        counter = ReasoningTokens(lambda: TextLength(texts, shown_special_tokens=MARKERS))
-        reader = PieceReader(form)
-        for number, (token_ids, text) in enumerate(zip(tokens, parts, strict=True), start=1):
-            pieces = reader.read(0, text, number == len(parts))
-            counter.read(0, token_ids, pieces)
-        assert counter.count == sum(counts for _, counts in ANSWER), cuts
+            parts, said = [*parts, []], ["", *said]
+        tokens, reader = AnswerTokens(TextLength(texts, shown_special_tokens=MARKERS)), PieceReader(form)
+        located: list[LocatedPiece] = []
+        for number, (token_ids, text) in enumerate(zip(parts, said, strict=True), start=1):
+            logprobs = [{index: Logprob(-1.0, 1, shown[index])} for index in token_ids]
+            output = CompletionOutput(0, text, token_ids, logprobs=logprobs)
+            located += tokens.locate(output, reader.read(0, text, number == len(parts)))
+        for kind in (TextPiece, ReasoningPiece):
+            assert token_ids_of(kind, located) == [index for index, (_, of) in enumerate(ANSWER) if of is kind], cuts
+        assert all(list(token.logprobs) == [token.token_id] for _, tokens in located for token in tokens)
+        assert "".join(piece.text for piece, _ in located if isinstance(piece, TextPiece)) == "HiWaitYes"
 
 
-def test_tokens_of_a_call_before_a_thought_do_not_count() -> None:
+def test_tokens_of_a_call_before_a_thought_are_not_its_own() -> None:
     """They were taken for a part of the thought."""
     answer = [
         ("<|channel|>commentary to=functions.f <|constrain|>json<|message|>", False),
@@ -81,21 +90,36 @@ def test_tokens_of_a_call_before_a_thought_do_not_count() -> None:
     ]
     form = ChatFormat.of(make_tokenizer(TEMPLATES["harmony"])).answer_form("", None)
     texts = Mock(bytes_of=lambda index: answer[index][0].encode(), is_left_out=lambda index: False)
-    counter = ReasoningTokens(lambda: TextLength(texts))
-    reader = PieceReader(form)
+    tokens, reader = AnswerTokens(TextLength(texts)), PieceReader(form)
+    located: list[LocatedPiece] = []
     for index, (text, _) in enumerate(answer):
         pieces = reader.read(0, text, index == len(answer) - 1)
-        counter.read(0, [index], pieces)
-    assert counter.count == sum(counts for _, counts in answer)
+        located += tokens.locate(CompletionOutput(0, text, [index]), pieces)
+    assert token_ids_of(ReasoningPiece, located) == [index for index, (_, counts) in enumerate(answer) if counts]
 
 
 def test_a_space_that_is_left_out_moves_no_token() -> None:
     """The last token seemed to begin behind the text."""
     tokenizer = sentencepiece_tokenizer()
     token_ids = tokenizer.convert_tokens_to_ids(["▁", "▁He", "l", "o", "!"])
-    counter = ReasoningTokens(lambda: TextLength(TokenTexts(tokenizer)))
-    counter.read(0, token_ids, [ReadPiece(ReasoningPiece("Helo!"), len(" Helo!"))])
-    assert counter.count == len(token_ids)
+    located = AnswerTokens(TextLength(TokenTexts(tokenizer))).locate(
+        CompletionOutput(0, "Helo!", token_ids), [ReadPiece(ReasoningPiece("Helo!"), len(" Helo!"))]
+    )
+    assert token_ids_of(ReasoningPiece, located) == token_ids
+
+
+def test_a_token_that_begins_before_the_text_is_one_of_its_tokens() -> None:
+    """White space before a text is left out of it, and may be part of its first token."""
+    answer = ["Hm", ".</think>", "\n Yes", ".\n", "<tool_call>"]
+    ends = [sum(map(len, answer[:number])) for number in range(len(answer) + 1)]
+    read = [
+        ReadPiece(ReasoningPiece("Hm."), len("Hm.")),
+        ReadPiece(TextPiece("Yes."), ends[3] + 1),
+        ReadPiece(ToolCallBegin(0, "call_1", "f"), ends[5]),
+    ]
+    texts = Mock(bytes_of=lambda index: answer[index].encode(), is_left_out=lambda index: False)
+    located = AnswerTokens(TextLength(texts)).locate(CompletionOutput(0, "", [*range(len(answer))]), read)
+    assert [[token.token_id for token in tokens] for _, tokens in located] == [[0, 1], [2, 3], [4]]
 
 
 @pytest.mark.parametrize(
