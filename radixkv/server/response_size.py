@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from radixkv.prompts import Prompt
 from radixkv.sampling_params import BeamSearchParams, SamplingParams
 from radixkv.server.protocol import GenerationRequest
+from radixkv.server.translated_chat import TranslatedChatRequest
 
 # Tokens of prompts, once for each choice that repeats them; four bytes of text a token, or as many of its id.
 MAX_REPEATED_TOKENS = 1 << 20
@@ -53,7 +54,9 @@ def check_response_size(
     if isinstance(params, SamplingParams) and params.prompt_logprobs is not None:
         num_logprobs += num_prompt_tokens * (1 + params.prompt_logprobs)
     if num_logprobs > MAX_RETURNED_LOGPROBS:
+        # A stream in another protocol ends with all of them.
+        otherwise = "" if isinstance(body, TranslatedChatRequest) else ", or stream"
         raise ValueError(
             f"logprobs: up to {num_logprobs:,} of them are more than the {MAX_RETURNED_LOGPROBS:,} that a response may have; "
-            "ask for fewer tokens, choices or prompts, or stream"
+            f"ask for fewer tokens, choices or prompts{otherwise}"
         )

@@ -75,11 +75,13 @@ def test_what_continues_a_response_does_not_count_for_its_log_probabilities(llm:
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_more_than_a_response_may_hold_are_refused(llm: LLM, stream: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also in a stream, the last event of which holds them all."""
+    """Also in a stream, the last event of which holds them all; but the error advised to stream."""
     monkeypatch.setattr(response_size, "MAX_RETURNED_LOGPROBS", 35)
 
     async def scenario(client: httpx.AsyncClient) -> None:
         answer = await client.post("/v1/responses", json={**BODY, **INCLUDED, "top_logprobs": 2, "stream": stream})
-        assert (answer.status_code, answer.json()["error"]["param"]) == (400, "include")
+        error = answer.json()["error"]
+        assert (answer.status_code, error["param"]) == (400, "include")
+        assert error["message"].endswith("; ask for fewer tokens, choices or prompts")
 
     serve(llm, scenario)
