@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Annotated, Any
 
 from fastapi import APIRouter
@@ -81,17 +83,10 @@ def tokenization_routes(service: Service) -> APIRouter:
         """Turn a text, or a conversation as the chat template writes it, into token ids."""
         service.check_model(body.model)
         with client_errors():
-            options = ChatOptions(
-                add_generation_prompt=body.add_generation_prompt is not False,
-                continue_final_message=body.continue_final_message is True,
-                tools=as_tool_options([tool.model_dump(exclude_none=True) for tool in body.tools or ()], None, None),
-                chat_template_kwargs=body.chat_template_kwargs,
-                add_special_tokens=body.add_special_tokens is True,
-            )
-            service.check_length("prompt", body.prompt or "")
-            service.check_chat_length(body.messages or (), options)
+            encode_body = _encoding(body, service)
             return await service.llm.run_tokenizer(
-                lambda loaded: JsonResponse(_tokenize(body, options, loaded, service.token_texts)), tenant=tenant.name
+                lambda loaded: JsonResponse(_response(encode_body(loaded), body, loaded, service.token_texts)),
+                tenant=tenant.name,
             )
 
     @router.post("/detokenize")
@@ -119,26 +114,38 @@ def tokenization_routes(service: Service) -> APIRouter:
     return router
 
 
-def _tokenize(
-    body: TokenizeRequest, options: ChatOptions, loaded: TextInterface, texts: TokenTexts
+def _encoding(body: TokenizeRequest, service: Service) -> Callable[[TextInterface], Sequence[int]]:
+    """What turns the request's text or conversation into token ids. As in vLLM, a text ignores the options of conversations.
+
+    Raises:
+        TypeError, ValueError: it has neither or both, or one that cannot fit into the model, or an option is impossible.
+    """
+    match body.prompt, body.messages:
+        case str(text), None:
+            service.check_length("prompt", text)
+            return partial(encode, "prompt", text, add_special_tokens=body.add_special_tokens is not False)
+        case None, list(messages):
+            options = ChatOptions(
+                add_generation_prompt=body.add_generation_prompt is not False,
+                continue_final_message=body.continue_final_message is True,
+                tools=as_tool_options([tool.model_dump(exclude_none=True) for tool in body.tools or ()], None, None),
+                chat_template_kwargs=body.chat_template_kwargs,
+                add_special_tokens=body.add_special_tokens is True,
+            )
+            service.check_chat_length(messages, options)
+            return lambda loaded: as_chat_prompts(as_messages(messages), loaded, options=options)[0].token_ids
+    raise ValueError("prompt: expected either prompt or messages")
+
+
+def _response(
+    tokens: Sequence[int], body: TokenizeRequest, loaded: TextInterface, texts: TokenTexts
 ) -> TokenizeResponse:
-    tokens = _encode(body, options, loaded)
     return TokenizeResponse(
         count=len(tokens),
         max_model_len=loaded.max_model_len,
-        tokens=tokens,
+        tokens=list(tokens),
         token_strs=[texts.text(token_id) for token_id in tokens] if body.return_token_strs else None,
     )
-
-
-def _encode(body: TokenizeRequest, options: ChatOptions, loaded: TextInterface) -> list[int]:
-    if (body.prompt is None) == (body.messages is None):
-        raise ValueError("prompt: expected either prompt or messages")
-    if body.messages is None:
-        text = body.prompt or ""
-        return encode("prompt", text, loaded, add_special_tokens=body.add_special_tokens is not False)
-    (prompt,) = as_chat_prompts(as_messages(body.messages), loaded, options=options)
-    return list(prompt.token_ids)
 
 
 def _decode(body: DetokenizeRequest, loaded: TextInterface) -> str:

@@ -10,6 +10,8 @@ from support.in_process_server import serve
 from support.replica_servers import tiny_llm
 from tokenizers.processors import TemplateProcessing
 
+from radixkv import LLM
+
 MESSAGES = {"messages": [{"role": "user", "content": "Hi"}]}
 PROMPT = {"prompt": "Hi"}
 OPTIONS: tuple[dict[str, Any], ...] = (
@@ -40,3 +42,27 @@ def test_tokens_are_those_of_a_completion_with_the_same_options(default_tokenize
                 assert found.json()["tokens"] == prompt["prompt_token_ids"], (body, options)
 
     serve(tiny_llm(tokenizer), scenario)
+
+
+def test_a_text_ignores_the_options_of_conversations(llm: LLM) -> None:
+    """``continue_final_message`` was refused, and ``tools`` were ignored only if they made sense in a conversation."""
+    tool = {"type": "function", "function": {"name": "f"}}
+    ignored: tuple[dict[str, Any], ...] = (
+        {"continue_final_message": True},
+        {"add_generation_prompt": False},
+        {"tools": [tool, tool]},
+        {"chat_template_kwargs": {"tokenize": True}},
+    )
+
+    async def scenario(client: httpx.AsyncClient) -> None:
+        plain = (await client.post("/tokenize", json=PROMPT)).json()
+        for options in ignored:
+            answer = await client.post("/tokenize", json={**PROMPT, **options})
+            assert (answer.status_code, answer.json()) == (200, plain), options
+        for options in (ignored[0], ignored[2]):
+            assert (await client.post("/tokenize", json={**MESSAGES, **options})).status_code == 400
+        for body in ({}, {**PROMPT, **MESSAGES}):
+            refused = await client.post("/tokenize", json=body)
+            assert refused.json()["error"]["message"] == "prompt: expected either prompt or messages"
+
+    serve(llm, scenario)
