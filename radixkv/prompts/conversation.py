@@ -6,7 +6,7 @@ messages may have ``tool_calls`` in OpenAI's form, and then no content; a messag
 A ``refusal``, as a field or a part, is what the assistant said instead of an answer, and counts as content; ``reasoning`` is
 another name for ``reasoning_content``, and so are parts ``{"type": "thinking", "thinking": ...}``. The template is given all
 other fields, except those that are null or say nothing to a model. Other roles are the template's to know, but one that is
-spelled nearly like one of these is a mistake.
+spelled nearly like one of these, and that the template does not name, is a mistake.
 """
 
 from __future__ import annotations
@@ -67,17 +67,11 @@ def as_template_message(message: Message) -> Message:
     """A message as chat templates expect it: one text, a role that they know, and arguments of tool calls as objects.
 
     Raises:
-        ValueError: its role is not a string or is misspelt, it has no content, a part of it is not text, or a tool call is
-            malformed.
+        ValueError: its role is not a string, it has no content, a part of it is not text, or a tool call is malformed.
     """
     role = message["role"]
     if not isinstance(role, str):
         raise ValueError(f"messages: expected role to be a string, got {role!r:.80}")
-    # A role with digits or marks is one of several speakers: user2.
-    if role not in _ROLES and role.isalpha() and (meant := nearest(role.lower(), _ROLES, 0.75)):
-        raise ValueError(
-            f"messages: expected role to be one that the chat template knows, got {role!r}; did you mean {meant}?"
-        )
     fields = {name: value for name, value in message.items() if value is not None and name not in {"role", *_UNREAD}}
     content, refusal = fields.pop("content", None), fields.pop("refusal", None)
     thought, calls = fields.pop("reasoning", None), fields.pop("tool_calls", None)
@@ -165,19 +159,22 @@ def render_chat(messages: Sequence[Message], loaded: TextInterface, options: Cha
     """The conversation as the model's own chat template writes it, whatever ``options.chat_template`` says.
 
     Raises:
-        ValueError: there is no chat template, it refuses the messages or a variable, or there is nothing to continue.
+        ValueError: there is no chat template, it refuses the messages or a variable, a role is misspelt, or there is nothing
+            to continue.
     """
     if options.continue_final_message:
         _check_continuation(messages[-1])
     tokenizer = loaded.require_tokenizer()
     if loaded.chat_format is None:
         raise ValueError(f"{loaded.name} has no chat template: use generate() with a prompt written for it")
+    tools = loaded.chat_format.template_tools(options.tools)
+    _check_roles(messages, tokenizer.get_chat_template(tools=tools))
     variables = _template_variables(tokenizer, options.chat_template_kwargs or {})
     try:
         text: str = tokenizer.apply_chat_template(
             [dict(message) for message in loaded.chat_format.as_template_messages(messages, options.tools)],
             **variables,
-            tools=loaded.chat_format.template_tools(options.tools),
+            tools=tools,
             tokenize=False,
             add_generation_prompt=options.add_generation_prompt,
             continue_final_message=options.continue_final_message,
@@ -195,6 +192,17 @@ def render_chat(messages: Sequence[Message], loaded: TextInterface, options: Cha
             "continue_final_message: the chat template does not write the last message's text as it is"
         ) from error
     return text
+
+
+def _check_roles(messages: Sequence[Message], template: str) -> None:
+    """Raise a ValueError if a role is misspelt. One with digits or marks is one of several speakers, such as user2."""
+    for role in dict.fromkeys(message["role"] for message in messages):
+        if role in _ROLES or not role.isalpha() or f"'{role}'" in template or f'"{role}"' in template:
+            continue
+        if meant := nearest(role.lower(), _ROLES, 0.75):
+            raise ValueError(
+                f"messages: expected role to be one that the chat template knows, got {role!r}; did you mean {meant}?"
+            )
 
 
 def _check_continuation(last: Message) -> None:

@@ -127,11 +127,23 @@ def test_a_misspelt_role_is_refused(role: str) -> None:
     with pytest.raises(
         ValueError, match=rf"^messages: expected role .* got '{role}'; did you mean (assistant|system|user|tool)\?$"
     ):
-        as_template_message({"role": role, "content": "Hi."})
+        render_chat([{"role": role, "content": "Hi."}], text_interface(WRITES_EACH_ARGUMENT))
 
 
 @pytest.mark.parametrize(
     "role", ["ipython", "function", "observation", "tools", "model", "narrator", "user2", "assistant_1", ""]
 )
 def test_other_roles_are_the_template_s(role: str) -> None:
-    assert as_template_message({"role": role, "content": "Hi."})["role"] == role
+    assert render_chat([{"role": role, "content": "Hi."}], text_interface(WRITES_EACH_ARGUMENT)) == f"{role}: Hi.|"
+
+
+@pytest.mark.parametrize("quote", ["'", '"'])
+def test_a_role_that_the_template_names_is_no_misspelt_one(quote: str) -> None:
+    """A template for "User" and "Assistant" could be used with transformers and vLLM, and not here."""
+    names_it = (
+        f"{{% for message in messages if message.role == {quote}User{quote} %}}{{{{ message.content }}}}{{% endfor %}}"
+    )
+    loaded = text_interface(names_it)
+    assert render_chat([{"role": "User", "content": "Hi."}], loaded) == "Hi."
+    with pytest.raises(ValueError, match="did you mean user"):
+        render_chat([{"role": "Usr", "content": "Hi."}], loaded)
