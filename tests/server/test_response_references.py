@@ -152,7 +152,7 @@ def test_the_tokens_of_a_prompt_are_counted(llm: LLM) -> None:
             ({"input": []}, 400, "input"),
             ({"input": "Hi", "model": "other"}, 404, "model"),
             ({"input": "Hi", "previous_response_id": "resp_1"}, 404, "previous_response_id"),
-            ({"input": "Hi", "truncation": "auto"}, 400, "truncation"),
+            ({"input": "Hi", "truncation": "left"}, 400, "truncation"),
             ({"input": "Hi", "tool_choice": "required"}, 400, "tool_choice"),
         ):
             refused = await client.post("/v1/responses/input_tokens", json=fields)

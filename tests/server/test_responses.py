@@ -181,7 +181,6 @@ def test_a_function_is_called_and_its_result_read(llm: LLM) -> None:
     [
         ({"background": True}, "background", "not supported"),
         ({"conversation": "conv_1"}, "conversation", "not supported"),
-        ({"truncation": "auto"}, "truncation", "not supported"),
         ({"include": ["message.output_audio"]}, "include", "include.0: expected 'message.output_text.logprobs', "),
         ({"top_logprobs": 21}, "top_logprobs", "less than or equal to 20, got 21"),
         (

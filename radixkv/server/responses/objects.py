@@ -135,7 +135,7 @@ class ResponseObject(BaseModel):
     top_logprobs: int
     temperature: float
     top_p: float
-    truncation: Literal["disabled"] = "disabled"
+    truncation: Literal["auto", "disabled"]
     background: Literal[False] = False
     service_tier: Literal["default"] = "default"
     prompt_cache_key: str | None

@@ -118,9 +118,9 @@ class InputTokensRequest(StrictModel):
     parallel_tool_calls: bool | None = None
     text: TextConfig | None = None
     reasoning: ReasoningConfig | None = None
+    truncation: Literal["auto", "disabled"] | None = None  # auto: see `TranslatedChatRequest.as_prompt`
 
     conversation: Only[None] = None
-    truncation: Only[Literal["disabled"] | None] = None
 
     @property
     def functions(self) -> Iterator[tuple[str | None, FunctionTool]]:

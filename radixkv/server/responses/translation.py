@@ -64,6 +64,8 @@ def as_chat_request(body: InputTokensRequest, messages: Sequence[Mapping[str, An
         if body.num_top_logprobs is not None:
             chat |= {"logprobs": True, "top_logprobs": body.num_top_logprobs}
     chat["messages"] = instructed(body, messages)
+    if body.truncation == "auto":
+        chat["drops_oldest_turns"] = True
     if body.tools:
         chat["tools"] = [
             function_tool(

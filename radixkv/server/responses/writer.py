@@ -159,6 +159,7 @@ def _head(body: ResponseRequest, response_id: str, model_name: str, defaults: Sa
         top_logprobs=body.top_logprobs or 0,
         temperature=defaults.get("temperature", 1.0) if body.temperature is None else body.temperature,
         top_p=defaults.get("top_p", 1.0) if body.top_p is None else body.top_p,
+        truncation=body.truncation or "disabled",
         store=body.store is not False,
         prompt_cache_key=body.prompt_cache_key,
         prompt_cache_options=caching,
