@@ -16,5 +16,5 @@
         responses/, messages/   other protocols, translated into chat requests: translated_chat.py, turns.py
         generation.py       a request's streams, from admission to the last token; time_limits.py: how long that may take
         tenants.py          API keys, and the cache namespaces derived from them
-        errors.py           every error in OpenAI's format; validation_errors.py: what is wrong with a request, in words
+        errors.py           every error in its client's format; validation_errors.py: what is wrong with a request, in words
 """

@@ -20,7 +20,6 @@ from radixkv.server.cors import Cors
 from radixkv.server.errors import ERROR_STATUSES, ErrorBody, add_error_handlers
 from radixkv.server.head_requests import HeadRequests
 from radixkv.server.live_state import live_state_routes
-from radixkv.server.messages.errors import MessagesErrors
 from radixkv.server.messages.routes import message_routes
 from radixkv.server.metrics import metrics_routes
 from radixkv.server.models import model_routes
@@ -74,7 +73,6 @@ def create_app(
     )
     if config.cors_origins:
         app.add_middleware(Cors, origins=config.cors_origins)
-    app.add_middleware(MessagesErrors)
     if service.engine is not None:
         engine_routes = (
             live_state_routes(service, service.engine),

@@ -57,7 +57,7 @@ class Authentication:
             try:
                 self._authenticate(scope)
             except ApiError as error:
-                await error.response()(scope, receive, send)
+                await error.response(scope)(scope, receive, send)
                 return
         await self._app(scope, receive, send)
 

@@ -1,4 +1,4 @@
-"""Errors in OpenAI's format: ``{"error": {"message", "type", "param", "code"}}``, with the matching status."""
+"""Errors, in OpenAI's format, ``{"error": {"message", "type", "param", "code"}}``, or in Anthropic's."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from fastapi.responses import JSONResponse
 from fastapi.routing import APIRoute
 from pydantic import BaseModel
 from starlette.exceptions import HTTPException
+from starlette.types import Scope
 
 from radixkv.errors import (
     DrainingError,
@@ -29,6 +30,7 @@ from radixkv.errors import (
     RequestTimeoutError,
 )
 from radixkv.option_words import nearest
+from radixkv.server.messages.errors import as_messages_error, has_anthropic_s_form
 from radixkv.server.validation_errors import in_words
 
 # Those that any endpoint may answer with.
@@ -75,8 +77,15 @@ class ApiError(Exception):
         encodable = message.encode(errors="replace").decode()
         self.body = ErrorBody(error=ErrorDetail(message=encodable, type=error_type, param=param, code=code))
 
-    def response(self) -> JSONResponse:
-        return JSONResponse(self.body.model_dump(), self.status, self.headers)
+    def response(self, scope: Scope) -> JSONResponse:
+        """The response to a request, in the form that its client reads."""
+        error = self.body.error
+        body = (
+            as_messages_error(self.status, error.message, error.param, error.code)
+            if has_anthropic_s_form(scope)
+            else self.body
+        )
+        return JSONResponse(body.model_dump(), self.status, self.headers)
 
 
 def as_api_error(error: Exception) -> ApiError:
@@ -127,14 +136,14 @@ def client_error(error: Exception, request_field_names: Mapping[str, str]) -> Ap
 
 
 def add_error_handlers(app: FastAPI, paths: Collection[str]) -> None:
-    """Turn every error that leaves a route into OpenAI's format.
+    """Turn every error that leaves a route into a response, see `ApiError.response`.
 
     Args:
         paths: that there are; they are suggested for a path that does not exist but resembles one.
     """
 
     async def on_error(request: Request, error: Exception) -> JSONResponse:
-        return as_api_error(error).response()
+        return as_api_error(error).response(request.scope)
 
     async def on_http_error(request: Request, error: Exception) -> JSONResponse:
         assert isinstance(error, HTTPException)
@@ -154,12 +163,12 @@ def add_error_handlers(app: FastAPI, paths: Collection[str]) -> None:
                 detail = f"there is no {request.method} {path}; {detail}"
         elif status == HTTPStatus.BAD_REQUEST and error.__cause__ is not None:
             detail = _unreadable(error.__cause__) or detail
-        return ApiError(status, detail, headers=error.headers).response()
+        return ApiError(status, detail, headers=error.headers).response(request.scope)
 
     async def on_invalid_request(request: Request, error: Exception) -> JSONResponse:
         assert isinstance(error, RequestValidationError)
         message, param = in_words(error, request)
-        return ApiError(HTTPStatus.BAD_REQUEST, message, param=param).response()
+        return ApiError(HTTPStatus.BAD_REQUEST, message, param=param).response(request.scope)
 
     app.add_exception_handler(ApiError, on_error)
     app.add_exception_handler(EngineError, on_error)
