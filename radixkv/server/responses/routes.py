@@ -12,7 +12,7 @@ from fastapi.responses import Response
 from radixkv.server.authentication import CurrentTenant
 from radixkv.server.chat_events import chat_prompt, start_chat
 from radixkv.server.errors import ApiError, client_errors
-from radixkv.server.named_events import named_events
+from radixkv.server.event_stream import named_events
 from radixkv.server.not_supported import Only
 from radixkv.server.respond import JsonResponse, cancel_on_disconnect, respond
 from radixkv.server.responses.input_items import MAX_LISTED, InputItemList, listed_items, page_of

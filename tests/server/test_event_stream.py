@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from radixkv.server.respond import EventStream
+from radixkv.server.event_stream import EventStream
 
 
 @pytest.mark.parametrize("sign", [b": keep-alive\n\n", b'event: ping\ndata: {"type":"ping"}\n\n'])
@@ -30,8 +29,7 @@ def test_a_silent_stream_sends_signs_of_life_until_its_events_come(sign: bytes) 
         async def receive() -> Any:
             await asyncio.Event().wait()
 
-        answers: Any = SimpleNamespace(close=lambda: None)
-        response = EventStream(events(), answers, sign, seconds_of_silence=0.001)
+        response = EventStream(events(), lambda: None, sign, seconds_of_silence=0.001)
         await asyncio.wait_for(response({"type": "http", "asgi": {"spec_version": "2.3"}}, receive, send), 600)
         start, *parts, end = sent
         assert start["type"] == "http.response.start"
