@@ -15,7 +15,7 @@ from support.in_process_server import make_client
 from radixkv import LLM, AsyncLLM
 from radixkv.server.chat_messages import as_messages
 from radixkv.server.chat_request import ChatCompletionRequest
-from radixkv.server.marked_prefixes import marked_prefixes
+from radixkv.server.prefix_keeper import marked_prefixes
 from radixkv.server.responses.objects import ResponseObject
 from radixkv.server.responses.request import ResponseRequest
 from radixkv.server.responses.store import StoredResponse
