@@ -19,7 +19,7 @@ from radixkv import __version__
 from radixkv.errors import ModelLoadError
 from radixkv.model.default_model import DEFAULT_MODEL_NAME, find_default_model
 from radixkv.model.gguf_conversion import converted_folder, find_damage
-from radixkv.model.model_cache import cache_folder
+from radixkv.model.model_cache import cache_folder, stored_bytes
 from radixkv_cpu import VARIANTS, cpu_flags, library
 
 # Instructions that make matrix products faster, by the names that /proc/cpuinfo lists.
@@ -124,7 +124,8 @@ def _model_cache() -> Finding:
     # Unlike `Path.exists`, it is False where this user may not look.
     existing = next(parent for parent in (folder, *folder.parents) if os.path.exists(parent))
     advice = "" if os.access(existing, os.W_OK) else "it cannot be written: set RADIXKV_CACHE to another folder"
-    return Finding("model cache", f"{folder}, {shutil.disk_usage(existing).free / 2**30:.0f} GiB free", advice)
+    used, free = stored_bytes() / 2**30, shutil.disk_usage(existing).free / 2**30
+    return Finding("model cache", f"{folder}, {used:.1f} GiB used, {free:.0f} GiB free", advice)
 
 
 def _default_model() -> Finding:

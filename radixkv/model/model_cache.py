@@ -87,6 +87,17 @@ def remove_unused() -> None:
             _log.info("%s was not used for 90 days, and cannot be removed: %s", path, error)
 
 
+def stored_bytes() -> int:
+    """Bytes of what RadixKV has made there, as far as it may be looked at."""
+    total = 0
+    with suppress(OSError):  # until Python 3.13, of folders that may not be looked into
+        for path in _entries():
+            for file in filter(Path.is_file, (path, *path.rglob("*"))):
+                with suppress(FileNotFoundError):  # another process has just removed it
+                    total += file.stat().st_size
+    return total
+
+
 def _entries() -> Iterator[Path]:
     """What RadixKV has made: the folder may have been chosen, and hold other files."""
     for mark in (MANIFEST, _TEMPORARY_MARK):

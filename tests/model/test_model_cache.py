@@ -18,6 +18,7 @@ from radixkv.model.model_cache import (
     packed_folder,
     quantised_folder,
     remove_unused,
+    stored_bytes,
     temporary_folder,
 )
 from radixkv.model.native.panel_cache import PanelCache
@@ -70,6 +71,17 @@ def test_a_conversion_whose_process_was_killed_is_removed_when_it_is_old(model_c
         os.utime(folder, (OLD, OLD))
     remove_unused()
     assert not [*model_cache.iterdir()]
+
+
+def test_only_what_is_made_there_is_counted(model_cache: Path) -> None:
+    assert stored_bytes() == 0
+    make_old(model_cache / "tiny-0123-blocks" / MANIFEST)
+    before = stored_bytes()
+    (model_cache / "tiny-0123-blocks" / "blocks.safetensors").write_bytes(b"0" * 100)
+    make_old(quantised_folder() / f"{KEY}.safetensors").write_bytes(b"0" * 20)
+    make_old(packed_folder() / KEY).write_bytes(b"0" * 3)
+    make_old(model_cache / "notes.txt").write_bytes(b"0" * 1000)
+    assert stored_bytes() == before + 123
 
 
 def test_files_of_others_stay(model_cache: Path) -> None:
