@@ -23,7 +23,7 @@ first layer that needs it asks. A backend's `SharingRule` says when sharing pays
 """
 
 from radixkv.attention.backend import AttentionBackend, AttentionBatch, BatchLimits
-from radixkv.attention.options import AttentionLayer, AttentionOptions, Rotary
+from radixkv.attention.options import AttentionLayer, AttentionOptions, NewTokens, Rotary
 from radixkv.attention.plan import AttentionPlan, KeyRanges, Planner
 from radixkv.attention.query_batch import QueryBatch, ReadableTable
 from radixkv.attention.sharing_rule import SharingRule
@@ -36,6 +36,7 @@ __all__ = [
     "AttentionPlan",
     "BatchLimits",
     "KeyRanges",
+    "NewTokens",
     "Planner",
     "QueryBatch",
     "ReadableTable",

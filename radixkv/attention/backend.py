@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from radixkv.attention.options import AttentionOptions, Rotary
+from radixkv.attention.options import AttentionOptions, NewTokens
 from radixkv.attention.query_batch import QueryBatch
 from radixkv.cache import BlockCopy
 
@@ -45,23 +45,13 @@ class AttentionBatch(Protocol):
     @property
     def positions(self) -> torch.Tensor: ...
 
-    def attend(
-        self,
-        layer: int,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        options: AttentionOptions,
-        rotary: Rotary | None = None,
-    ) -> torch.Tensor:
+    def attend(self, layer: int, new: NewTokens, options: AttentionOptions) -> torch.Tensor:
         """Write the batch's new keys and values into the pool, then attend.
 
         Args:
-            query: ``[1, query heads, rows, key dim]``.
-            key: ``[1, kv heads, rows, key dim]``, the new tokens only.
-            value: ``[1, kv heads, rows, value dim]``, likewise.
+            layer: of the pool.
+            new: the batch's new tokens, row by row.
             options: the layer's.
-            rotary: by which queries and new keys are rotated first, on a GPU; None, as always on a CPU: they are already.
 
         Returns:
             ``[1, rows, query heads, value dim]``.

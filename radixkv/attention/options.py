@@ -1,8 +1,9 @@
-"""What attention takes beside queries, keys and values."""
+"""What a layer hands to attention: new tokens, and options that are the same for every batch."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 
@@ -10,6 +11,22 @@ from radixkv.memory import LayerShape
 
 Rotary = tuple[torch.Tensor, torch.Tensor]
 """Cosines and sines ``[rows, rotary dim]`` of a batch's positions, in the form of `radixkv_kernels.rotate_and_write`."""
+
+
+class NewTokens(NamedTuple):
+    """What a layer computed of a batch's new tokens, from which attention begins.
+
+    Attributes:
+        query: ``[1, query heads, rows, key dim]``.
+        key: ``[1, kv heads, rows, key dim]``.
+        value: ``[1, kv heads, rows, value dim]``.
+        rotary: by which queries and keys are rotated first, on a GPU; None, as always on a CPU: they are already.
+    """
+
+    query: torch.Tensor
+    key: torch.Tensor
+    value: torch.Tensor
+    rotary: Rotary | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ import torch
 import transformers
 from transformers import AttentionInterface, AttentionMaskInterface
 
-from radixkv.attention import AttentionOptions, Rotary
+from radixkv.attention import AttentionOptions, NewTokens, Rotary
 from radixkv.model.compiled_layers import opaque_attention
 from radixkv.model.forward_pass import running
 from radixkv.model.window_mask import is_of_model, make_mask, window_of
@@ -87,7 +87,7 @@ def _attend_in_batch(
         raise RuntimeError(
             "model: it was given to an LLM, which runs it; model.set_attn_implementation('sdpa') lets you call it again"
         )
-    return forward_pass.attend(module.layer_idx, query, key, value, rotary), None
+    return forward_pass.attend(module.layer_idx, NewTokens(query, key, value, rotary)), None
 
 
 def _probe(*args: Any, **options: Any) -> tuple[torch.Tensor, None]:

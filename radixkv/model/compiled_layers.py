@@ -27,6 +27,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from radixkv.attention import NewTokens
 from radixkv.model.forward_pass import running
 
 _BACKEND = "inductor"
@@ -49,7 +50,7 @@ def opaque_attention(
         layer_idx: a tensor on the CPU with one number: a plain number would be a constant, with one compilation per layer.
     """
     rotary = None if cosines is None or sines is None else (cosines, sines)
-    return running.get().attend(int(layer_idx), query, key, value, rotary).contiguous()
+    return running.get().attend(int(layer_idx), NewTokens(query, key, value, rotary)).contiguous()
 
 
 @opaque_attention.register_fake

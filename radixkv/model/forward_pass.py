@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from radixkv.attention import Rotary
+from radixkv.attention import NewTokens
 
 if TYPE_CHECKING:
     from radixkv.model.native.layer import NativeDecoderLayer
 
-# Attends one layer: its index, and query, key, value and rotation as `AttentionBatch.attend` takes them.
-Attend = Callable[[int, torch.Tensor, torch.Tensor, torch.Tensor, Rotary | None], torch.Tensor]
+# Attends one layer, by its index; see `AttentionBatch.attend`.
+Attend = Callable[[int, NewTokens], torch.Tensor]
 # Computes a chain of layers in one call: the chain, its input, and the cosines and sines of the tokens' positions.
 RunChain = Callable[
     ["Sequence[NativeDecoderLayer]", torch.Tensor, tuple[torch.Tensor, torch.Tensor]],

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 import transformers
 
-from radixkv.attention import AttentionLayer, Rotary
+from radixkv.attention import AttentionLayer, NewTokens
 from radixkv.errors import UnsupportedModelError
 from radixkv.memory import LayerShape
 from radixkv.model.attention_function import attention_by, layer_options, obstacle
@@ -73,20 +73,16 @@ def see_itself(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> t
     return output.transpose(1, 2).contiguous()
 
 
-def attend_itself(
-    layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, rotary: Rotary | None
-) -> torch.Tensor:
+def attend_itself(layer: int, new: NewTokens) -> torch.Tensor:
     """`see_itself`, to find out whether anything but attention mixes tokens."""
-    return see_itself(query, key, value)
+    return see_itself(new.query, new.key, new.value)
 
 
-def attend_nothing(
-    layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, rotary: Rotary | None
-) -> torch.Tensor:
+def attend_nothing(layer: int, new: NewTokens) -> torch.Tensor:
     """Zeros in the shape of the layer's result, to see what all the rest gives, compiles to, or takes of memory."""
     # Rotated queries take memory of their own while attention runs.
-    _rotated = None if rotary is None else torch.empty_like(query)
-    return _zeros(query, value)
+    _rotated = None if new.rotary is None else torch.empty_like(new.query)
+    return _zeros(new.query, new.value)
 
 
 def _zeros(query: torch.Tensor, value: torch.Tensor) -> torch.Tensor:

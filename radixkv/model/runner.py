@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from radixkv.attention import AttentionBackend, AttentionOptions, BatchLimits, Rotary
+from radixkv.attention import AttentionBackend, AttentionOptions, BatchLimits, NewTokens
 from radixkv.attention.choice import make_backend
 from radixkv.attention.host_backend import HostBackend
 from radixkv.attention.native import NativeAttention, NativeBackend
@@ -40,11 +40,6 @@ from radixkv_cpu import DecoderLayers
 if TYPE_CHECKING:
     from radixkv.attention.triton.padded_decode import PaddedDecode
     from radixkv.model.decode_graphs import DecodeGraphs
-
-# Of a batch: see `AttentionBatch.attend`.
-_AttendPoolLayer = Callable[
-    [int, torch.Tensor, torch.Tensor, torch.Tensor, AttentionOptions, Rotary | None], torch.Tensor
-]
 
 _log = logging.getLogger(__name__)
 
@@ -252,16 +247,13 @@ class ModelRunner:
 
     def _attend(
         self,
-        attend: _AttendPoolLayer,
+        attend: Callable[[int, NewTokens, AttentionOptions], torch.Tensor],
         layer_idx: int,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        rotary: Rotary | None,
+        new: NewTokens,
     ) -> torch.Tensor:
         """Attention of the model's layers by that of a batch, which knows the pool's layers."""
         options = self._structure.layers[layer_idx].options
-        return attend(self._layer_of[layer_idx], query, key, value, options, rotary)
+        return attend(self._layer_of[layer_idx], new, options)
 
     def _run_chain(
         self,

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from support.poisoned_pool import poison
 
-from radixkv.attention import AttentionBackend, AttentionOptions, QueryBatch
+from radixkv.attention import AttentionBackend, AttentionOptions, NewTokens, QueryBatch
 from radixkv.memory import Fp8KVPool, KVPool, KVScales, LayerShape
 from radixkv.memory.fp8_kv_pool import FP8
 
@@ -165,13 +165,12 @@ def check(
     queries = [torch.randn(chunk.num_new, num_heads, shape.key_dim) for chunk in batch.chunks]
     sinks = torch.randn(num_heads) if with_sinks else None
     news = [slice(chunk.num_context, None) for chunk in batch.chunks]
-    output = plan.attend(
-        0,
+    new = NewTokens(
         torch.cat([queries[i] for i in plan.order]).transpose(0, 1).unsqueeze(0),
         torch.cat([batch.keys[i][news[i]] for i in plan.order]).transpose(0, 1).unsqueeze(0),
         torch.cat([batch.values[i][news[i]] for i in plan.order]).transpose(0, 1).unsqueeze(0),
-        AttentionOptions(scale, softcap, window, sinks),
     )
+    output = plan.attend(0, new, AttentionOptions(scale, softcap, window, sinks))
     assert output.shape == (1, plan.row_starts[-1], num_heads, shape.value_dim)
     for position, index in enumerate(plan.order):
         expected = reference(
@@ -237,6 +236,6 @@ def check_cuts(backend: AttentionBackend, pool: KVPool) -> None:
         for start, stop in itertools.pairwise(borders):
             batch = backend.prepare(query_batch([Chunk(table, start, stop - start)]))
             new = [tensor[:, :, start:stop] for tensor in (query, key, value)]
-            parts.append(batch.attend(0, *new, AttentionOptions(0.3)))
+            parts.append(batch.attend(0, NewTokens(*new), AttentionOptions(0.3)))
         outputs.append(torch.cat(parts, dim=1))
     torch.testing.assert_close(outputs[0], outputs[1], rtol=1e-5, atol=1e-5)

@@ -7,7 +7,7 @@ import torch
 from numpy.typing import NDArray
 
 from radixkv.attention.host_backend import HostBackend
-from radixkv.attention.options import AttentionOptions, Rotary
+from radixkv.attention.options import AttentionOptions, NewTokens
 from radixkv.attention.plan import AttentionPlan, KeyRanges
 from radixkv.attention.query_batch import Ints, concatenated_ranges
 from radixkv.memory import KVPool
@@ -55,16 +55,9 @@ class NativeAttention:
             rows = np.sort(rows)
             self.kept = torch.from_numpy(rows), self.paged.of_rows(rows)
 
-    def attend(
-        self,
-        layer: int,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        options: AttentionOptions,
-        rotary: Rotary | None = None,
-    ) -> torch.Tensor:
+    def attend(self, layer: int, new: NewTokens, options: AttentionOptions) -> torch.Tensor:
         """Write the batch's new keys and values into the pool, then attend; see `AttentionBatch.attend`."""
+        query, key, value, rotary = new
         assert rotary is None
         keys, values = self._pool.keys[layer], self._pool.values[layer]
         write_cache(_contiguous_heads(key), _contiguous_heads(value), keys, values, self.slots)

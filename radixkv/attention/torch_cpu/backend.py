@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 
 from radixkv.attention.host_backend import HostBackend
-from radixkv.attention.options import AttentionOptions, Rotary
+from radixkv.attention.options import AttentionOptions, NewTokens
 from radixkv.attention.plan import AttentionPlan
 from radixkv.attention.torch_cpu import cost_model
 from radixkv.attention.torch_cpu.calls import Call, CausalCall, GatherCall, ViewCall, lower
@@ -33,16 +33,9 @@ class TorchAttention:
         self._slots = torch.from_numpy(plan.slots)
         self._calls_by_window: dict[int | None, list[Call]] = {}
 
-    def attend(
-        self,
-        layer: int,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        options: AttentionOptions,
-        rotary: Rotary | None = None,
-    ) -> torch.Tensor:
+    def attend(self, layer: int, new: NewTokens, options: AttentionOptions) -> torch.Tensor:
         """Write the batch's new keys and values into the pool, then attend; see `AttentionBatch.attend`."""
+        query, key, value, rotary = new
         assert rotary is None
         stored = self._pool.write(layer, self._slots, key[0].transpose(0, 1), value[0].transpose(0, 1))
         num_query_heads, num_rows = query.shape[1], query.shape[2]

@@ -10,7 +10,7 @@ import abc
 
 import torch
 
-from radixkv.attention.options import AttentionOptions, Rotary
+from radixkv.attention.options import AttentionOptions, NewTokens
 from radixkv.attention.triton.launches import Launcher, LayerTensors
 from radixkv.memory import KVPool
 from radixkv_kernels import RepeatedLaunch
@@ -41,16 +41,9 @@ class LayerLaunches(abc.ABC):
     def launchers(self, tensors: LayerTensors, options: AttentionOptions) -> list[Launcher]:
         """A layer's launches, in order; for layers that are alike the same, apart from their tensors."""
 
-    def attend(
-        self,
-        layer: int,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        options: AttentionOptions,
-        rotary: Rotary | None = None,
-    ) -> torch.Tensor:
+    def attend(self, layer: int, new: NewTokens, options: AttentionOptions) -> torch.Tensor:
         """Write the batch's new keys and values into the pool, then attend; see `AttentionBatch.attend`."""
+        query, key, value, rotary = new
         (keys, values, *scales), own_layout = self._layers[layer]
         key_scales, value_scales = scales
         size, device = (1, query.shape[2], query.shape[1]), query.device

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from radixkv.attention import AttentionOptions, QueryBatch, Rotary
+from radixkv.attention import AttentionOptions, NewTokens, QueryBatch
 from radixkv.memory import KVPool, LayerShape
 from radixkv.memory.fp8_kv_pool import FP8, Fp8KVPool, KVScales
 
@@ -30,15 +30,7 @@ class FixedTable:
 class Attends(Protocol):
     """An `AttentionBatch`, or a batch as CUDA graphs run it."""
 
-    def attend(
-        self,
-        layer: int,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        options: AttentionOptions,
-        rotary: Rotary | None = None,
-    ) -> torch.Tensor: ...
+    def attend(self, layer: int, new: NewTokens, options: AttentionOptions) -> torch.Tensor: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,5 +96,5 @@ def layer_work(batch: Attends, rows: int, num_layers: int = 1) -> Callable[[], o
     """A call that runs the attention of layers one after the other, on ``rows`` random queries, keys and values."""
     query = torch.randn(1, HEADS, rows, DIM, dtype=torch.bfloat16, device="cuda")
     key, value = (torch.randn(1, KV_HEADS, rows, DIM, dtype=torch.bfloat16, device="cuda") for _ in range(2))
-    options = AttentionOptions(DIM**-0.5)
-    return lambda: [batch.attend(layer, query, key, value, options) for layer in range(num_layers)]
+    new, options = NewTokens(query, key, value), AttentionOptions(DIM**-0.5)
+    return lambda: [batch.attend(layer, new, options) for layer in range(num_layers)]

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from support.attention_batches import Case, Chunk, Table, cases, check_cuts, make_pool, query_batch
 from support.cpu_variants import each_variant, use
 
-from radixkv.attention import AttentionOptions
+from radixkv.attention import AttentionOptions, NewTokens
 from radixkv.attention.native import NativeAttention, NativeBackend, is_available
 from radixkv.attention.torch_cpu import TorchBackend
 from radixkv.cache import BlockCopy
@@ -60,7 +60,7 @@ def test_layers_of_any_layout_give_what_torch_gives(variant: str, dtype: torch.d
                     query, key, _ = beside.split([4 * shape.num_kv_heads] + 2 * [shape.num_kv_heads], dim=1)
                     value = torch.randn(1, shape.num_kv_heads, shape.value_dim, rows).to(dtype).transpose(2, 3)
                     options = AttentionOptions(0.25, sinks=torch.zeros(query.shape[1], dtype=dtype))
-                    results.append(batch.attend(layer, query, key, value, options))
+                    results.append(batch.attend(layer, NewTokens(query, key, value), options))
                     assert results[-1].dtype == dtype
         outputs.append(results)
     # bfloat16 has 8 bits: both sides round the weights, and the result.
@@ -97,7 +97,7 @@ def test_no_bit_depends_on_how_a_prompt_is_cut_nor_on_drafts(
             batch = query_batch([Chunk(table, context + start, count)])
             part = backend.prepare(replace(batch, num_decoding=np.array([num_decoding])))
             tensors = [each[:, :, start : start + count] for each in (query, key, value)]
-            outputs.append(part.attend(0, *tensors, AttentionOptions(0.125)))
+            outputs.append(part.attend(0, NewTokens(*tensors), AttentionOptions(0.125)))
             start += count
         return torch.cat(outputs, dim=1)
 

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.attention_batches import Case, Chunk, Table, cases, check_cuts, make_pool, query_batch
 
-from radixkv.attention import AttentionOptions
+from radixkv.attention import AttentionOptions, NewTokens
 from radixkv.attention.torch_cpu import TorchBackend, cost_model
 from radixkv.memory import KVPool, LayerShape
 
@@ -41,7 +41,7 @@ def test_numbers_of_a_head_that_are_not_neighbours() -> None:
         batch = TorchBackend(make_pool(shape, 2, 16, fp8=False), 1, 32).prepare(
             query_batch([Chunk(Table([0, 1]), 0, count)])
         )
-        outputs.append(batch.attend(0, *new, AttentionOptions(0.3)))
+        outputs.append(batch.attend(0, NewTokens(*new), AttentionOptions(0.3)))
     torch.testing.assert_close(*outputs)
 
 
@@ -56,7 +56,7 @@ def test_bfloat16_follows_float32() -> None:
         for start, stop in ((0, 30), (30, 49), (49, 50)):
             attention = backend.prepare(query_batch([Chunk(table, start, stop - start)]))
             part = [tensor[:, :, start:stop].to(dtype) for tensor in (query, key, value)]
-            output = attention.attend(0, *part, AttentionOptions(0.25))
+            output = attention.attend(0, NewTokens(*part), AttentionOptions(0.25))
         assert output.dtype == dtype
         outputs.append(output.float())
     torch.testing.assert_close(outputs[0], outputs[1], rtol=0.05, atol=0.05)

@@ -14,7 +14,7 @@ from support.attention_batches import Chunk, Table, query_batch
 from support.compiled_kernels import pretended_gpu
 from triton.runtime.jit import JITFunction
 
-from radixkv.attention import AttentionOptions
+from radixkv.attention import AttentionOptions, NewTokens
 from radixkv.attention.triton import TritonBackend, cost_model
 from radixkv.memory import KVPool, LayerShape
 
@@ -72,8 +72,8 @@ def chunks(shared_blocks: int, num_new: int) -> list[Chunk]:
     return [Chunk(table, 16 * shared_blocks + 3, num_new) for table in tables]
 
 
-def new_tensors(rows: int, heads: tuple[int, int, int] = (16, 2, 2)) -> list[torch.Tensor]:
-    return [torch.zeros(1, count, rows, 16, dtype=torch.bfloat16) for count in heads]
+def new_tokens(rows: int, heads: tuple[int, int, int] = (16, 2, 2)) -> NewTokens:
+    return NewTokens(*(torch.zeros(1, count, rows, 16, dtype=torch.bfloat16) for count in heads))
 
 
 @pytest.mark.parametrize(
@@ -93,17 +93,17 @@ def test_a_repeated_launch_is_what_a_checked_one_would_have_been(
     batch = query_batch(chunks(shared_blocks, num_new))
     attention = backend.prepare(batch)
     rows = int(attention.row_starts[-1])
-    attention.attend(0, *new_tensors(rows), OPTIONS)
+    attention.attend(0, new_tokens(rows), OPTIONS)
     assert not launches.repeated
     launches.checked.clear()
-    own = new_tensors(rows)
-    output = attention.attend(1, *own, OPTIONS)
+    own = new_tokens(rows)
+    output = attention.attend(1, own, OPTIONS)
     assert not launches.checked
     assert [name for name, _, _ in launches.repeated] == kernels
     # The same layer with all checks, where nothing was launched before. Options that were equal, and the memory that it is
     # given for its output, are other objects.
     attention._repeated.clear()
-    truth = attention.attend(1, *own, AttentionOptions(0.3))
+    truth = attention.attend(1, own, AttentionOptions(0.3))
     addresses = {output.data_ptr(): "output", truth.data_ptr(): "output"}
     again, expected = (
         [
@@ -118,44 +118,44 @@ def test_a_repeated_launch_is_what_a_checked_one_would_have_been(
 @torch.inference_mode()
 def test_layers_that_are_not_alike_are_checked_each(launches: Launches) -> None:
     attention = make_backend().prepare(query_batch(chunks(4, 1)))
-    query, key, value = new_tensors(3)
+    query, key, value, _ = new_tokens(3)
     elsewhere = torch.zeros(query.numel() + 1, dtype=query.dtype)[1:].view_as(query)
     assert elsewhere.data_ptr() % 16
     turned = torch.zeros(1, 3, 2, 16, dtype=key.dtype).transpose(1, 2)
     sinks = torch.zeros(16)
-    calls: list[tuple[int, list[torch.Tensor], AttentionOptions]] = [
-        (0, [query, key, value], OPTIONS),
-        (0, [elsewhere, key, value], OPTIONS),
-        (0, [query, turned, value], OPTIONS),
-        (0, [query, key, value], AttentionOptions(0.4)),
-        (0, [query, key, value], AttentionOptions(0.3, softcap=2.0)),
-        (0, [query, key, value], AttentionOptions(0.3, sliding_window=7)),
-        (0, [query, key, value], AttentionOptions(0.3, sinks=sinks)),
-        (3, [*new_tensors(3, (16, 1, 1))], OPTIONS),
+    calls: list[tuple[int, NewTokens, AttentionOptions]] = [
+        (0, NewTokens(query, key, value), OPTIONS),
+        (0, NewTokens(elsewhere, key, value), OPTIONS),
+        (0, NewTokens(query, turned, value), OPTIONS),
+        (0, NewTokens(query, key, value), AttentionOptions(0.4)),
+        (0, NewTokens(query, key, value), AttentionOptions(0.3, softcap=2.0)),
+        (0, NewTokens(query, key, value), AttentionOptions(0.3, sliding_window=7)),
+        (0, NewTokens(query, key, value), AttentionOptions(0.3, sinks=sinks)),
+        (3, new_tokens(3, (16, 1, 1)), OPTIONS),
     ]
-    for number, (layer, tensors, options) in enumerate(calls):
+    for number, (layer, new, options) in enumerate(calls):
         launches.checked.clear()
-        attention.attend(layer, *tensors, options)
+        attention.attend(layer, new, options)
         assert launches.checked, number
     assert not launches.repeated
-    for layer, tensors, options in calls:
+    for layer, new, options in calls:
         launches.checked.clear()
-        attention.attend(layer, *tensors, options)
+        attention.attend(layer, new, options)
         assert not launches.checked
 
 
 @torch.inference_mode()
 def test_what_a_kernel_cannot_take_is_refused_after_layers_that_it_took(launches: Launches) -> None:
     attention = make_backend().prepare(query_batch(chunks(4, 1)))
-    query, key, value = new_tensors(3)
-    attention.attend(0, query, key, value, OPTIONS)
+    query, key, value, _ = new_tokens(3)
+    attention.attend(0, NewTokens(query, key, value), OPTIONS)
     for bad, message in (
         ((query, key, value.float()), "value: expected bfloat16"),
         ((query[..., :8], key, value), "query: expected shape"),
         ((query, key[:, :1], value[:, :1]), "key: expected shape"),
     ):
         with pytest.raises(ValueError, match=message):
-            attention.attend(1, *bad, OPTIONS)
+            attention.attend(1, NewTokens(*bad), OPTIONS)
 
 
 @torch.inference_mode()
@@ -163,12 +163,12 @@ def test_nothing_of_a_layer_or_a_batch_is_kept_alive(launches: Launches) -> None
     """A layer's queries for a prompt take as much memory as its activations, and partial results even more."""
     backend = make_backend()
     attention = backend.prepare(query_batch(chunks(4, 30)))
-    tensors = new_tensors(90)
-    outputs = [attention.attend(layer, *tensors, OPTIONS) for layer in (0, 1)]
-    kept = [weakref.ref(tensor) for tensor in (*tensors, *outputs)]
+    new = new_tokens(90)
+    outputs = [attention.attend(layer, new, OPTIONS) for layer in (0, 1)]
+    kept = [weakref.ref(tensor) for tensor in (*new[:3], *outputs)]
     gc.disable()
     try:
-        del tensors, outputs
+        del new, outputs
         assert not any(tensor() is not None for tensor in kept)
         dropped = weakref.ref(attention)
         del attention

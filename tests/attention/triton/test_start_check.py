@@ -12,7 +12,7 @@ from support.attention_batches import Chunk, Table, query_batch
 from support.compiled_kernels import pretended_gpu
 from triton.runtime.driver import driver
 
-from radixkv.attention import AttentionLayer, AttentionOptions
+from radixkv.attention import AttentionLayer, AttentionOptions, NewTokens
 from radixkv.attention.triton import TritonBackend, cost_model
 from radixkv.attention.triton.launches import PartialResults
 from radixkv.attention.triton.padded_decode import PaddedDecode
@@ -57,7 +57,7 @@ def attend(batch: Attends, rows: int, shape: LayerShape, num_query_heads: int, r
     if rotates:
         cosines, sines = torch.zeros(2, rows, shape.key_dim, dtype=torch.bfloat16)
         rotary = cosines, sines
-    batch.attend(0, query, key, value, AttentionOptions(0.1), rotary)
+    batch.attend(0, NewTokens(query, key, value, rotary), AttentionOptions(0.1))
 
 
 @pytest.mark.parametrize("rotates", [True, False], ids=["rotated by the kernel", "rotated before"])

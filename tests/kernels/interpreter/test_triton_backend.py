@@ -26,7 +26,7 @@ from support.attention_batches import (
 from support.poisoned_pool import poison
 from triton.runtime.interpreter import InterpretedFunction
 
-from radixkv.attention import AttentionOptions
+from radixkv.attention import AttentionOptions, NewTokens
 from radixkv.attention.triton import TritonBackend, cost_model
 from radixkv.attention.triton.launches import PartialResults
 from radixkv.attention.triton.padded_decode import PaddedDecode
@@ -254,11 +254,11 @@ def test_a_padded_batch_gives_what_the_plain_one_gives(
         plain = backend.prepare(query_batch(batch.chunks))
         rows = len(batch.chunks)
         query, key, value = torch.randn(1, 4, rows, 8), torch.randn(1, 2, rows, 8), torch.randn(1, 2, rows, 8)
-        expected = plain.attend(0, query, key, value, AttentionOptions(0.3))
+        expected = plain.attend(0, NewTokens(query, key, value), AttentionOptions(0.3))
         assert padded.load(plain)
         wide = [torch.nn.functional.pad(tensor, (0, 0, 0, 5 + padding - rows)) for tensor in (query, key, value)]
         before = [cache.clone() for cache in (batch.pool.keys[0], batch.pool.values[0])]
-        output = padded.attend(0, *wide, AttentionOptions(0.3))
+        output = padded.attend(0, NewTokens(*wide), AttentionOptions(0.3))
         torch.testing.assert_close(output[:, :rows], expected)
         assert not output[:, rows:].any()
         for cache, old in zip((batch.pool.keys[0], batch.pool.values[0]), before, strict=True):
@@ -280,9 +280,10 @@ def test_a_padded_batch_with_drafts_gives_what_the_plain_one_gives(monkeypatch: 
     batch = grow(batch, (3, 1, 5))
     plain = backend.prepare(query_batch(batch.chunks))
     new = [torch.randn(1, heads, 9, 8) for heads in (8, 1, 1)]
-    expected = plain.attend(0, *new, AttentionOptions(0.3))
+    expected = plain.attend(0, NewTokens(*new), AttentionOptions(0.3))
     assert padded.load(plain)
-    output = padded.attend(0, *(torch.nn.functional.pad(each, (0, 0, 0, 2)) for each in new), AttentionOptions(0.3))
+    wide = NewTokens(*(torch.nn.functional.pad(each, (0, 0, 0, 2)) for each in new))
+    output = padded.attend(0, wide, AttentionOptions(0.3))
     torch.testing.assert_close(output[:, :9], expected)
     assert not output[:, 9:].any()
 
@@ -298,7 +299,7 @@ def test_a_batch_cut_into_more_items_than_fit_is_refused(monkeypatch: pytest.Mon
     plain = backend.prepare(query_batch(batch.chunks))
     assert padded.load(plain)
     query, key = torch.randn(1, 4, 2, 8), torch.randn(1, 2, 2, 8)
-    padded.attend(0, query, key, key, AttentionOptions(0.3))
+    padded.attend(0, NewTokens(query, key, key), AttentionOptions(0.3))
     monkeypatch.setattr(cost_model, "MIN_PIECE_KEYS", 1)
     monkeypatch.setattr(cost_model, "PROGRAMS_PER_MULTIPROCESSOR", {16: 1000, 64: 1000, 128: 1000})
     again = backend.prepare(
