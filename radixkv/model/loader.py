@@ -16,7 +16,6 @@ from radixkv.model.checkpoint import read_checkpoint
 from radixkv.model.default_model import DEFAULT_MODEL_NAME
 from radixkv.model.deferred_rotation import defer_rotation, restore_rotation
 from radixkv.model.deferred_weights import DeferredWeights
-from radixkv.model.dynamic_rotation import stop_changes
 from radixkv.model.equivalence import compute_a_few_tokens, probe_attention
 from radixkv.model.fingerprint import ModelFiles, model_fingerprint, remember_fingerprint
 from radixkv.model.generation_config import (
@@ -25,7 +24,6 @@ from radixkv.model.generation_config import (
     read_own_generation_config,
     sampling_defaults_of,
 )
-from radixkv.model.gguf_conversion import ProgressCallback
 from radixkv.model.heap import trim_heap
 from radixkv.model.longrope import choose_factors
 from radixkv.model.merged_linear import merge_linears
@@ -33,8 +31,9 @@ from radixkv.model.model_cache import packed_folder, quantised_folder, remove_un
 from radixkv.model.native import BlockKeeper, PanelCache, Quantiser, WeightKeeper, prepare_for_cpu, weights_of
 from radixkv.model.placement import Placement
 from radixkv.model.quantisation_report import report_quantised
+from radixkv.model.rotary_types import fix_dynamic
 from radixkv.model.shared_weights import share_weights
-from radixkv.model.source import load_errors, print_progress, resolve_folder
+from radixkv.model.source import load_errors, resolve_folder
 from radixkv.model.supported import check_supported
 from radixkv.model.text_interface import TextInterface
 from radixkv.model.tokenizer import chat_format_of, chosen_tokenizer, read_tokenizer, silence_transformers
@@ -90,7 +89,6 @@ def load_model(
     *,
     native: bool = True,
     fingerprint: bool = False,
-    progress: ProgressCallback | None = None,
 ) -> LoadedModel:
     """Load a model for inference.
 
@@ -99,7 +97,6 @@ def load_model(
         config: how to load it; None: `ModelConfig`'s defaults.
         native: on a CPU, let native code stand in for the model's modules; torch's compiler cannot trace it.
         fingerprint: read all weights once more, to name them. Those of a model in a CPU's memory are always read.
-        progress: called with a message before a slow operation; by default prints it to standard error.
 
     Raises:
         ModelLoadError: the model does not exist or cannot be read, or there is too little memory for its weights.
@@ -114,7 +111,7 @@ def load_model(
     if isinstance(model, transformers.PreTrainedModel):
         unprepared = _from_memory(model, config, placement)
     else:
-        unprepared = _from_files(model, config, placement, progress or print_progress)
+        unprepared = _from_files(model, config, placement)
     loaded_model, name = unprepared.model, unprepared.name
     loaded_model.eval()
     check_supported(loaded_model, name)
@@ -124,7 +121,7 @@ def load_model(
         raise ValueError(f"max_model_len: expected 2 to {longest} for {name}, got {config.max_model_len!r}")
     max_model_len = config.max_model_len or longest
     rope_factors = choose_factors(loaded_model, max_model_len)
-    stop_changes(loaded_model)
+    fix_dynamic(loaded_model)
     generation_config = generation_config or unprepared.generation_config or loaded_model.generation_config
     sampling_defaults = sampling_defaults_of(generation_config, config, name)
     weights_fingerprint = _fingerprint(unprepared, config.quantization, is_wanted=fingerprint)
@@ -166,13 +163,11 @@ def _from_memory(model: transformers.PreTrainedModel, config: ModelConfig, place
     return _Unprepared(model, model.config.name_or_path or type(model).__name__, tokenizer)
 
 
-def _from_files(
-    model: str | Path | None, config: ModelConfig, placement: Placement, progress: ProgressCallback
-) -> _Unprepared:
+def _from_files(model: str | Path | None, config: ModelConfig, placement: Placement) -> _Unprepared:
     placement.check_quantization(config.quantization)
     name = DEFAULT_MODEL_NAME if model is None else str(model)
     with silence_transformers():
-        folder, revision = resolve_folder(model, progress, config.quantization == "gguf")
+        folder, revision = resolve_folder(model, config.quantization == "gguf")
         tokenizer = chosen_tokenizer(config, partial(_read_own_tokenizer, folder, name))
         with load_errors(name):
             origin = revision or ModelFiles.of(folder)

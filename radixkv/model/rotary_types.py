@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
+DYNAMIC = "dynamic"
 NEVER_CHANGED = "default"
 """The type whose frequencies transformers never changes."""
 
@@ -48,3 +49,17 @@ def restore_frequencies(rotary: nn.Module, layer_type: str | None) -> None:
     prefix = prefix_of(layer_type)
     frequencies, original = (getattr(rotary, f"{prefix}{name}") for name in ("inv_freq", "original_inv_freq"))
     setattr(rotary, f"{prefix}inv_freq", original.to(frequencies.device, copy=True))
+
+
+def fix_dynamic(model: nn.Module) -> None:
+    """Rotate by type dynamic as for sequences up to the model's limit, whatever the model was called with before.
+
+    Its frequencies change for longer sequences, which there are none of here. To see whether there is one, transformers reads
+    positions from the device at each call: the host waits, and no CUDA graph can capture it.
+    """
+    for module in model.modules():
+        layer_types = layers_of_type(module, DYNAMIC)
+        if layer_types:
+            fix(module, layer_types)
+        for layer_type in layer_types:
+            restore_frequencies(module, layer_type)

@@ -13,7 +13,7 @@ import huggingface_hub
 
 from radixkv.errors import ModelLoadError
 from radixkv.model.default_model import find_default_model, is_default_model
-from radixkv.model.gguf_conversion import ProgressCallback, ensure_converted
+from radixkv.model.gguf_conversion import ensure_converted
 from radixkv.model.hub import fetch
 
 _EXPECTED = "expected a hub id that can be reached, a folder with a transformers model, or a .gguf file"
@@ -31,14 +31,11 @@ class ModelFolder(NamedTuple):
     revision: str | None = None
 
 
-def resolve_folder(
-    model: str | Path | None, progress: ProgressCallback, in_blocks: bool = False, with_weights: bool = True
-) -> ModelFolder:
+def resolve_folder(model: str | Path | None, in_blocks: bool = False, with_weights: bool = True) -> ModelFolder:
     """The folder that a model is loaded from; a GGUF file is converted to one first, a model on the hub is fetched.
 
     Args:
         model: hub id, folder or GGUF file; None, or its name: the default model.
-        progress: called with a message before a slow operation.
         in_blocks: of the default model, see `ensure_converted`.
         with_weights: whether they are fetched from the hub, too.
 
@@ -47,7 +44,7 @@ def resolve_folder(
         TypeError: it is something else.
     """
     if is_default_model(model):
-        return ModelFolder(ensure_converted(find_default_model(), progress, in_blocks))
+        return ModelFolder(ensure_converted(find_default_model(), _print_progress, in_blocks))
     if not isinstance(model, str | os.PathLike):
         raise TypeError(f"model: {_EXPECTED}, or a loaded transformers model, got {model!r:.80}")
     path = Path(model)
@@ -58,12 +55,12 @@ def resolve_folder(
     if path.suffix.lower() == ".gguf":
         if not path.is_file():
             raise _missing(model, "there is no such file")
-        return ModelFolder(ensure_converted(path, progress, in_blocks=True))
+        return ModelFolder(ensure_converted(path, _print_progress, in_blocks=True))
     if path.exists():
         raise _missing(model, "it is a file: give its folder")
     if path.is_absolute() or str(model).startswith(".") or str(model).count("/") > 1:
         raise _missing(model, "there is no such folder")
-    path = _fetch(str(model), progress, with_weights)
+    path = _fetch(str(model), with_weights)
     if with_weights and not (path / "config.json").is_file():
         raise _missing(model, f"{path} has no config.json")
     return ModelFolder(path, path.name)
@@ -88,16 +85,16 @@ def needs_code(error: Exception) -> bool:
     return "trust_remote_code" in str(error)
 
 
-def print_progress(message: str) -> None:
+def _print_progress(message: str) -> None:
     """Say on standard error what takes long."""
     print(f"radixkv: {message}", file=sys.stderr, flush=True)
 
 
-def _fetch(model: str, progress: ProgressCallback, with_weights: bool) -> Path:
+def _fetch(model: str, with_weights: bool) -> Path:
     try:
         if not isinstance(huggingface_hub.try_to_load_from_cache(model, "config.json"), str):
             huggingface_hub.HfApi().model_info(model, timeout=10)  # `fetch` would wait for minutes
-            progress(f"fetching {model} from the hub")
+            _print_progress(f"fetching {model} from the hub")
         return fetch(model, with_weights)
     except Exception as error:  # of any class: there is no model to load
         reason = " ".join(str(error).split())

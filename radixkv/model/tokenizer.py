@@ -22,7 +22,7 @@ from transformers.utils import logging as transformers_logging
 from radixkv.config import ModelConfig
 from radixkv.errors import ModelLoadError
 from radixkv.model.default_model import DEFAULT_MODEL_NAME
-from radixkv.model.source import load_errors, needs_code, print_progress, resolve_folder
+from radixkv.model.source import load_errors, needs_code, resolve_folder
 from radixkv.model.text_interface import TextInterface
 from radixkv.text_files import read_utf8
 from radixkv.tools.chat_format import ChatFormat
@@ -42,7 +42,7 @@ def load_tokenizer(model: str | Path | None = None) -> Any:
     # A folder may hold a tokenizer and nothing else.
     alone = bool(model) and Path(str(model)).is_dir()
     with silence_transformers(), load_errors(name):
-        folder = Path(str(model)) if alone else resolve_folder(model, print_progress, with_weights=False).path
+        folder = Path(str(model)) if alone else resolve_folder(model, with_weights=False).path
         tokenizer = read_tokenizer(folder)
     if tokenizer is None:
         raise ModelLoadError(f"{name}: there is no tokenizer in {folder}")

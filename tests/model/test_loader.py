@@ -203,10 +203,10 @@ def test_a_folder_may_be_named_like_a_gguf_file(tmp_path: Path) -> None:
 
 def test_the_default_model_has_a_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    assert resolve_folder("SmolLM2-135M-Instruct", print) == resolve_folder(None, print)
+    assert resolve_folder("SmolLM2-135M-Instruct") == resolve_folder(None)
     (tmp_path / "SmolLM2-135M-Instruct").mkdir()
     with pytest.raises(ModelLoadError, match=r"the folder has no config\.json"):
-        resolve_folder("SmolLM2-135M-Instruct", print)
+        resolve_folder("SmolLM2-135M-Instruct")
 
 
 def test_what_is_no_model_is_refused_by_its_name() -> None:
