@@ -100,7 +100,8 @@ def experts_against_vllm() -> str:
 
 
 def steps_against_vllm() -> str:
-    return against_vllm("milliseconds of a step", {"Intel": "steps-vllm", "AMD": "steps-vllm-amd"}, "{:.1f}", 1000)
+    documents = {"Intel": "steps-vllm", "AMD": "steps-vllm-amd", "Zen 3": "steps-vllm-zen3"}
+    return against_vllm("milliseconds of a step", documents, "{:.1f}", 1000)
 
 
 def against_llama_cpp() -> str:
