@@ -284,6 +284,8 @@ REFUSED: dict[str, dict[str, Any]] = {
     },
     "bert": {},
     "bloom": {"n_head": 4},
+    # Keys of its own choose which tokens are attended to.
+    "deepseek_v32": {**_MLA, "index_topk": 8, "index_head_dim": 16, "index_n_heads": 2},
     # Its attention is called twice a layer.
     "diffllama": {},
     # What each key is worth is learned.
