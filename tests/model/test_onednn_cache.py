@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import os
-import subprocess
-import sys
 
 import pytest
 from support.preloaded_process import run_preloaded
@@ -46,12 +43,18 @@ print(num_packed, libc.mallinfo2().uordblks - before)
 """
 
 
+@pytest.fixture
+def unlimited(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The environment gives no capacity."""
+    for name in ("LRU_CACHE_CAPACITY", "ONEDNN_PRIMITIVE_CACHE_CAPACITY"):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.mark.usefixtures("unlimited")
 @pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "mallinfo2"), reason="needs glibc's mallinfo2")
 def test_memory_does_not_grow_with_the_number_of_shapes() -> None:
-    environment = {name: value for name, value in os.environ.items() if not name.endswith("CACHE_CAPACITY")}
-    run = subprocess.run(
-        [sys.executable, "-c", _PROGRAM], env=environment, capture_output=True, text=True, check=True, timeout=600
-    )
+    run = run_preloaded(_PROGRAM)
+    assert run.returncode == 0, run.stderr
     num_packed, grown_bytes = map(int, run.stdout.split())
     if num_packed == 0:
         pytest.skip("no oneDNN for this processor")
@@ -65,7 +68,8 @@ def test_a_capacity_in_the_environment_is_kept() -> None:
     assert environment == {"LRU_CACHE_CAPACITY": "7", "ONEDNN_PRIMITIVE_CACHE_CAPACITY": "256"}
 
 
-def test_a_server_limits_the_primitive_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.usefixtures("unlimited")
+def test_a_server_limits_the_primitive_cache() -> None:
     program = """
 import os
 import radixkv.server.run
@@ -74,6 +78,4 @@ from radixkv.cli.main import main
 radixkv.server.run.run_server = lambda *arguments: print(os.environ["ONEDNN_PRIMITIVE_CACHE_CAPACITY"])
 main()
 """
-    for name in ("LRU_CACHE_CAPACITY", "ONEDNN_PRIMITIVE_CACHE_CAPACITY"):
-        monkeypatch.delenv(name, raising=False)
     assert run_preloaded(program, "serve").stdout == "256\n"
