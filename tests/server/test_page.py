@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
@@ -28,9 +30,11 @@ def chromium() -> Iterator[webdriver.Chrome]:
     for argument in ("--headless=new", "--no-sandbox", "--disable-dev-shm-usage", "--window-size=1360,900"):
         options.add_argument(argument)
     options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
-    browser = webdriver.Chrome(options, Service(driver))
-    yield browser
-    browser.quit()
+    # It leaves its socket, for whose path a folder of pytest's may be too long. Its processes may end after it.
+    with TemporaryDirectory(ignore_cleanup_errors=True) as folder:
+        browser = webdriver.Chrome(options, Service(driver, env={**os.environ, "TMPDIR": folder}))
+        yield browser
+        browser.quit()
 
 
 class Page:
