@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -54,7 +55,11 @@ def test_compiled_layers_give_the_same_tokens(name: str) -> None:
     assert answers(llm) == expected
 
 
-def test_generated_code_gives_the_same_tokens() -> None:
+def test_generated_code_gives_the_same_tokens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))  # or an earlier run's code is tested
+    # 154 MB for each environment, which stayed in /tmp.
+    monkeypatch.setattr("torch._inductor.codecache._HEADER_DIR", str(tmp_path / "headers"))
+    monkeypatch.setattr("torch._inductor.codecache._HEADER_LOCK_DIR", str(tmp_path / "headers" / "locks"))
     expected = answers(LLM(build_supported("llama"), **OPTIONS))
     assert answers(LLM(build_supported("llama"), enable_torch_compile=True, **OPTIONS)) == expected
 
