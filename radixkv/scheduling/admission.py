@@ -169,19 +169,16 @@ class Admission:
         usage = self._current_usage()
         # First the groups that others were preempted for, or none: otherwise the others would be readmitted in their place.
         for group in self._made_room_for:
-            if usage.may_come_before(group.request.tenant, before) and self._may_start(group, max_tokens, usage):
-                if not self._admit(group):
-                    self.first_without_room = self.first_without_room or group
-                    return None
-                usage.add(group)
-                return group
+            if not usage.may_come_before(group.request.tenant, before) or usage.exceeds_limit(group):
+                continue
+            if not self._waits_for_prefix(group) and self._fits_into(max_tokens, group):
+                return group if self._admit(group) else None
         passed: list[SequenceGroup] = []
         for tenant in usage.in_turn():
             if not usage.may_come_before(tenant, before):
                 continue
             admitted, did_not_fit = self._admit_first_of(tenant, max_tokens, before, usage)
             if admitted is not None:
-                usage.add(admitted)
                 for other in passed:
                     self._waiting.pass_over(other)
                 return admitted
@@ -206,19 +203,16 @@ class Admission:
                 break
             if self._waits_for_prefix(group):
                 continue
-            if max_tokens is None or self._waiting.num_uncached(group) <= max_tokens:
+            if self._fits_into(max_tokens, group):
                 if self._admit(group):
                     return group, did_not_fit
-                self.first_without_room = self.first_without_room or group
                 did_not_fit.append(group)
             if group.started:
                 break  # it has begun its answer, which should not stall while new ones begin
         return None, did_not_fit
 
-    def _may_start(self, group: SequenceGroup, max_tokens: int | None, usage: TenantUsage) -> bool:
-        """Whether a group that room was made for may start now, if it fits."""
-        if usage.exceeds_limit(group) or self._waits_for_prefix(group):
-            return False
+    def _fits_into(self, max_tokens: int | None, group: SequenceGroup) -> bool:
+        """Whether so many tokens are enough for what is not cached of a waiting group's prompt; None: any number."""
         return max_tokens is None or self._waiting.num_uncached(group) <= max_tokens
 
     def _waits_for_prefix(self, group: SequenceGroup) -> bool:
@@ -269,7 +263,20 @@ class Admission:
         )
 
     def _admit(self, group: SequenceGroup) -> bool:
-        """Open the group's tables; False: it does not fit beside the running groups."""
+        """Open the group's tables, and take it out of the queue; False: it does not fit beside the running groups."""
+        if not self._open_beside_running(group):
+            self.first_without_room = self.first_without_room or group
+            return False
+        self.forget(group)
+        self._waiting.admit(group)
+        self._in_flight_prefixes.add(group)
+        self._current_usage().add(group)
+        if self._loads is not None:
+            self._loads.note_admitted(group)
+        return True
+
+    def _open_beside_running(self, group: SequenceGroup) -> bool:
+        """Open the group's tables; False: it does not fit, and they are closed."""
         if group.num_seqs > self._num_admissible_seqs or not self._may_fit_now(group):
             return False
         available, request = self._cache.num_available_blocks, group.request
@@ -291,11 +298,6 @@ class Admission:
             missing = error.needed - error.free - error.evictable
             self._retry_when[group] = _RetryWhen(available + missing, self._occupancy)
             return False
-        self.forget(group)
-        self._waiting.admit(group)
-        self._in_flight_prefixes.add(group)
-        if self._loads is not None:
-            self._loads.note_admitted(group)
         return True
 
     def _num_spare_blocks(self) -> int:
