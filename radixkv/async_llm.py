@@ -326,7 +326,7 @@ class AsyncLLM(AsyncEngine):
             raise TypeError(f"tenant: expected a string, got {tenant!r:.80}")
         params = params.for_vocabulary(self.loaded.vocab_size)  # before anything is computed with an impossible value
         arrived = time.monotonic()
-        with self.preparing(request_id):
+        with self._early_aborts.preparing(request_id):
             prompts = await self.run_tokenizer(make_prompts, tenant=tenant)
             if len(prompts) != 1:
                 raise ValueError(f"prompt: expected one prompt or conversation, got {len(prompts)}")

@@ -6,9 +6,8 @@ import asyncio
 import time
 import warnings
 import weakref
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from functools import partial
 from types import TracebackType
 from typing import Any, Self, TypeVar
@@ -25,6 +24,7 @@ from radixkv.prompts import Prompt
 from radixkv.sampling_params import BeamSearchParams, SamplingParams
 from radixkv.scheduling.request import Request
 from radixkv.scheduling.tenant_share import TenantShare
+from radixkv.serving.early_aborts import EarlyAborts
 from radixkv.serving.engine_thread import EngineThread, StepResult, refuse_in_use, why_in_use
 from radixkv.serving.heartbeat import Heartbeat
 from radixkv.serving.request_intake import RequestIntake
@@ -78,9 +78,7 @@ class AsyncEngine(ProcessBound):
         self._loop: asyncio.AbstractEventLoop | None = None
         self._has_ended = False
         self._streams: dict[str, RequestStream] = {}
-        # Requests that the engine does not have yet, by their ids, and those of them that were aborted.
-        self._preparing: Counter[str] = Counter()
-        self._aborted: set[str] = set()
+        self._early_aborts = EarlyAborts()
         self.abandoned = False
         self._cut_short = False
         self._idle = asyncio.Event()
@@ -107,8 +105,7 @@ class AsyncEngine(ProcessBound):
         for name in names:
             if name in self._streams:
                 self._engine_thread.abort(name)
-            if name in self._preparing:
-                self._aborted.add(name)
+            self._early_aborts.abort(name)
 
     def fail(self, request_id: str, error: Exception) -> None:
         """Abort a request before the next step; what was not read yet is dropped, and its iteration raises ``error``."""
@@ -124,21 +121,6 @@ class AsyncEngine(ProcessBound):
             DrainingError, EngineDeadError: new requests are refused.
         """
         return self._intake.coming_in()
-
-    @contextmanager
-    def preparing(self, request_id: str | None) -> Iterator[None]:
-        """A request is about to be tokenized and submitted under this id: from now on `abort` finds it."""
-        if not isinstance(request_id, str):  # none was given, or one that `submit` refuses
-            yield
-            return
-        self._preparing[request_id] += 1
-        try:
-            yield
-        finally:
-            self._preparing[request_id] -= 1
-            if not self._preparing[request_id]:
-                del self._preparing[request_id]
-                self._aborted.discard(request_id)
 
     async def submit(
         self,
@@ -191,7 +173,7 @@ class AsyncEngine(ProcessBound):
         self._idle.clear()
         try:
             added = self._engine_thread.add(make_requests)
-            for name in self._aborted.intersection(names):
+            for name in self._early_aborts.among(names):
                 self._engine_thread.abort(name)
             await asyncio.wrap_future(added)
         except BaseException:
