@@ -66,8 +66,8 @@ class BlockIndex:
         found: list[tuple[int, int]] = []
         entries, end = self._entries, len(block_hashes)
         active, known = self.replicas(block_hashes[0]), 1
-        while active and known < end:
-            # The first block that not all of them hold is behind `low` or at `high`.
+        while active:
+            # The first block that not all of them hold is behind `low` or at `high`, where `mask` are those that hold it.
             low, high, mask = known - 1, end, 0
             probe = end - 1
             while high - low > 1:
@@ -77,12 +77,8 @@ class BlockIndex:
                 else:
                     high, mask = probe, here
                 probe = (low + high) // 2
-            if high == end:
-                break
             found.append((active & ~mask, high))
             active, known = active & mask, high + 1
-        if active:
-            found.append((active, end))
         return found
 
     def _set(self, block_hash: int, mask: int) -> None:
