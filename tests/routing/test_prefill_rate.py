@@ -13,7 +13,7 @@ def test_steps_that_computed_little_of_prompts_say_nothing() -> None:
     rate.observe_step(31, 31, 0.1)
     rate.observe_step(100, 201, 0.1)
     assert rate.seconds_per_token is None
-    rate.observe_step(100, 200, 0.1)
+    rate.observe_step(32, 64, 0.032)
     assert rate.seconds_per_token == pytest.approx(1e-3)
 
 
