@@ -15,7 +15,8 @@ def test_a_replica_drained_before_the_first_token_tells_nothing_of_the_prompt() 
     known = RequestOutput("one", None, [5, 6], None, [], False, 0, RequestMetrics(0.0))
     received = Received(1, (), 8, known.metrics)
     drained = replace(known, outputs=[CompletionOutput(0, "", [], 0.0, finish_reason="abort")], finished=True)
-    assert not received.add(drained).finished
+    told = received.add(drained)
+    assert (told.finished, told.num_cached_tokens) == (False, 0)
     begun = replace(
         known,
         outputs=[CompletionOutput(0, "a", [7], 0.0)],
@@ -78,7 +79,8 @@ def test_what_is_known_is_enough_to_go_on_and_belongs_to_nobody_else() -> None:
     metrics = RequestMetrics(0.0)
     given = CompletionOutput(1, "b", [8], -1.0)
     received = Received(2, (given,), None, metrics)
-    assert [(output.index, output.token_ids) for output in received.outputs] == [(0, []), (1, [8])]
+    begun = [(output.index, output.token_ids, output.cumulative_logprob) for output in received.outputs]
+    assert begun == [(0, [], 0.0), (1, [8], -1.0)]
     known = RequestOutput("one", None, [5, 6], None, [], False, 0, metrics)
     parts = [
         CompletionOutput(1, "c", [9], -3.5, finish_reason="stop", stop_reason=9),
@@ -129,3 +131,11 @@ def test_more_tokens_than_may_be_are_refused_whole() -> None:
     assert [output.token_ids for output in received.outputs] == [[7], []]
     received.add(replace(known, outputs=[parts[0], CompletionOutput(0, "", [8], 0.0)]))
     assert [output.token_ids for output in received.outputs] == [[7, 8], [4, 5]]
+
+
+def test_the_first_token_of_any_sample_tells_what_was_cached_of_the_prompt() -> None:
+    received = Received(2, (), 8, RequestMetrics(0.0))
+    parts = [CompletionOutput(0, "", [], 0.0), CompletionOutput(1, "b", [8], 0.0)]
+    first = RequestOutput("one", None, [5, 6], None, parts, False, 1, RequestMetrics(0.0))
+    later = replace(first, outputs=[CompletionOutput(0, "a", [7], 0.0)], num_cached_tokens=0)
+    assert [received.add(delta).num_cached_tokens for delta in (first, later)] == [1, 1]

@@ -37,7 +37,9 @@ def test_a_replica_that_has_left_is_not_listed_again_by_a_renewal_that_comes_lat
     registry = Registry(clock)
     registry.renew("a", "http://a:1", "secret")
     registry.leave("a")
+    assert registry.listing().urls == {}
     clock.now += LEASE_SECONDS - 1
+    assert registry.listing().urls == {}
     registry.renew("a", "http://a:1", "secret")
     assert registry.listing().urls == {}
     clock.now += 2
@@ -83,6 +85,8 @@ def test_the_secret_outlives_the_registry() -> None:
     assert registry.secret("mine") is None
     clock.now += 0.1
     assert registry.secret("mine") == registry.secret("another") == "mine"
+    registry.renew("late", "http://late:1", "its own")
+    assert registry.secret("new") == "mine"
 
     registry = Registry(clock)
     assert registry.secret("new") is None
