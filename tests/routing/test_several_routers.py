@@ -240,3 +240,35 @@ def test_a_request_that_is_aborted_leaves_its_prefix_to_those_that_wait_for_it()
     router.report("a")
     router.report("a")
     assert router.holder([1, 2, 3, 4]) is None
+
+
+def test_a_prompt_begins_at_once_on_an_idle_replica_and_is_at_most_done_when_it_is_late() -> None:
+    times = [0.0]
+    router = Router(BLOCK, seconds_per_token=0.001, clock=lambda: times[-1])
+    router.add("a")
+    router.expect("a", 0, [], 100)
+    times.append(5.0)
+    router.expected_finished("a", 0)
+    times.append(9.0)
+    router.expect("a", 1, [], 100)
+    times.append(9.05)
+    router.expect("a", 2, [], 100)  # behind it
+    state = router._replicas["a"]
+    assert state.seconds_left(9.05, 0.001) == pytest.approx(0.15)
+    assert state.seconds_left(20.0, 0.001) == pytest.approx(0.1)
+    router.expected_prefilled("a", 2)  # before the other one, which cannot have been computed meanwhile
+    assert state.seconds_left(9.05, 0.001) == pytest.approx(0.1)
+
+
+def test_what_was_sent_to_an_idle_replica_counts_half_after_five_minutes() -> None:
+    times = [0.0]
+    router = Router(BLOCK, clock=lambda: times[-1])
+    for name, seconds, num_tokens in (("a", 0.0, 1000), ("b", 600.0, 300)):
+        times.append(seconds)
+        router.add(name)
+        router.expect(name, 0, [], num_tokens)
+        router.expected_prefilled(name, 0)
+        router.expected_finished(name, 0)
+    placement = router.choose([], 16)
+    assert placement is not None
+    assert placement.replica == "a"
