@@ -7,6 +7,7 @@ from typing import Any
 import httpx
 import pytest
 from support.in_process_server import serve
+from support.replica_servers import tiny_llm
 from support.response_requests import BODY, create
 from support.tenant_keys import bearer
 
@@ -151,3 +152,26 @@ def test_the_store_forgets_the_least_recently_used_of_the_same_tenant() -> None:
     for name in "bcd":
         add("modest", name, 20)
     assert (kept("modest"), kept("tenant") | kept("other")) == ({"b", "c", "d"}, {"a"})
+
+
+def test_a_conversation_that_may_be_truncated_drops_its_oldest_turns_a_few_at_a_time(default_tokenizer: Any) -> None:
+    """``truncation`` "auto" was refused. Each turn by itself would leave little of the next prompt in the cache."""
+
+    async def scenario(client: httpx.AsyncClient) -> None:
+        options: dict[str, Any] = {"instructions": "You answer briefly. " * 10, "truncation": "auto"}
+        previous, lengths, num_dropped = None, [0], 0
+        for number in range(34):
+            answer = await create(client, input=f"{number}" + " word" * 60, previous_response_id=previous, **options)
+            previous, usage = answer["id"], answer["usage"]
+            dropped = usage["input_tokens"] < lengths[-1]
+            num_dropped += dropped
+            assert usage["input_tokens_details"]["cached_tokens"] >= (40 if dropped else lengths[-1] - 1)
+            lengths.append(usage["input_tokens"])
+        assert 1 <= num_dropped <= 8
+        listed = await client.get(f"/v1/responses/{previous}/input_items", params={"order": "asc", "limit": 1})
+        assert listed.json()["data"][0]["content"][0]["text"].startswith("0 word")
+        for refused in ({"truncation": "disabled"}, {"truncation": "auto", "input": "word " * 1024}):
+            answered = await client.post("/v1/responses", json={**BODY, "previous_response_id": previous, **refused})
+            assert answered.json()["error"]["code"] == "context_length_exceeded"
+
+    serve(tiny_llm(default_tokenizer, max_model_len=1024), scenario)
