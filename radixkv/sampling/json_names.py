@@ -9,6 +9,9 @@ from radixkv.sampling.json_formats import replace_format
 from radixkv.sampling.json_patterns import rewrite_pattern
 from radixkv.sampling.json_references import References
 
+# A pattern.
+ANY_NAME = ""
+_CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 _NAME = r"(?:[\w -]|\\[-./$@:])+"
 # A pattern of one name or of a few: ^(red|dark-blue)$.
 _FEW = re.compile(rf"\^(?:({_NAME})|\((?:\?:)?({_NAME}(?:\|{_NAME})*)\))\$", re.ASCII)
@@ -77,6 +80,25 @@ def replace_patterns_of_few_names(part: dict[str, Any], references: References) 
         del patterns[pattern]
     if not patterns:
         del part["patternProperties"]
+
+
+def replace_other_names(part: dict[str, Any]) -> None:
+    """Make the names of an object beside its properties those of a pattern that any text matches, in place.
+
+    Where they are not of a pattern, and characters may be written by their numbers, the compiler lets a property's name that
+    is written so pass for another. Of a property's name that has to be written so, it does that in both cases.
+
+    Args:
+        part: of a schema that has no patterns of names: the compiler would take this one for theirs.
+    """
+    properties, others = part.get("properties"), part.get("additionalProperties", True)
+    if (
+        isinstance(properties, dict)
+        and properties
+        and (others is True or others == {})  # what a pattern says, the properties must be, too
+        and not any(map(_CONTROL.search, properties))
+    ):
+        part["patternProperties"], part["additionalProperties"] = {ANY_NAME: True}, False
 
 
 def _pattern_of(names: dict[str, Any]) -> str | None:

@@ -17,6 +17,9 @@ class References:
     def __init__(self, whole: Any) -> None:
         self.whole = whole
         self._targets: dict[str, Any] = {}
+        # The compiler's, where a schema has no address. Parts may have others, from which "#" would not lead to the whole.
+        address = whole.get("$id") if isinstance(whole, dict) else None
+        self._address = address.rstrip("#") if isinstance(address, str) else "json-schema:///"
 
     def target_of(self, reference: Any) -> Any:
         """What a reference in the form of a JSON pointer leads to; None: nothing."""
@@ -39,7 +42,7 @@ class References:
             return None
         key = next(key for key in map(f"{name}-{{}}".format, itertools.count()) if key not in definitions)
         self.whole["$defs"] = definitions | {key: schema}
-        return {"$ref": f"#/$defs/{key}"}
+        return {"$ref": f"{self._address}#/$defs/{key}"}
 
     def _follow(self, reference: str) -> Any:
         part = self.whole

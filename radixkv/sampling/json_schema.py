@@ -9,7 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 from radixkv.sampling.json_alternatives import replace_one_of
 from radixkv.sampling.json_formats import replace_format
-from radixkv.sampling.json_names import replace_patterns_of_few_names, replace_property_names
+from radixkv.sampling.json_names import (
+    ANY_NAME,
+    replace_other_names,
+    replace_patterns_of_few_names,
+    replace_property_names,
+)
 from radixkv.sampling.json_numbers import limit_bounds, unusable_number
 from radixkv.sampling.json_patterns import rewrite_pattern
 from radixkv.sampling.json_references import References
@@ -46,15 +51,17 @@ _SCHEMAS = (
 _OF_STRINGS = ("pattern", "minLength", "maxLength")
 # Keywords that say nothing about values, but that the compiler refuses beside a reference to what it is part of.
 _ANNOTATIONS = frozenset({"deprecated", "discriminator", "example", "nullable"})
+# Patterns that match any number of names: without an end, or with a repetition there.
+_ENDLESS = re.compile(r"(?!.*\\[zZ])[^$]*|.*(?<!\\)[+*]\$", re.DOTALL)
 # Characters, in JSON, that have no escape but their number.
 _NUMBERED = re.compile(r"\\u00[01]|\x7f")
 
 
 def json_options(schema: Any) -> JsonCompileOptions:
-    """How JSON of a schema is written, as options for llguidance.
+    """How JSON of a prepared schema is written, as options for llguidance.
 
-    Numbers of characters are left out where some names have properties and others are allowed, except where the schema needs
-    them: llguidance would let a name that is written with one pass for a name that no property has.
+    Numbers of characters are left out where names that are neither properties nor of a pattern are allowed beside them,
+    except where the schema needs numbers: llguidance would let a name that is written with one pass for one of these.
     """
     is_open = any(
         part.get("additionalProperties") is not False and (part.get("properties") or part.get("patternProperties"))
@@ -78,6 +85,7 @@ def prepare_schema(schema: Any) -> Any:
         replace_patterns_of_few_names(part, references)
     objects = _objects(schema)
     _check_sizes(objects)
+    have_patterns = any(part.get("patternProperties") for part in objects)
     for part in objects:
         limit_bounds(part)
     unique_items = UniqueItems(references)
@@ -85,6 +93,8 @@ def prepare_schema(schema: Any) -> Any:
         replace_format(part)
         rewrite_pattern(part)
         unique_items.replace(part)
+        if not have_patterns:
+            replace_other_names(part)
         replace_one_of(part, references)
         for keyword in _ANNOTATIONS & set(part):
             del part[keyword]
@@ -103,7 +113,7 @@ def parts_with_patterns(schema: Any) -> Iterator[tuple[dict[str, Any], str]]:
             # With lengths, a pattern may take much more.
             yield _in_object({"type": "string", **{key: part[key] for key in _OF_STRINGS if key in part}}, '"')
         names = part.get("patternProperties")
-        if isinstance(names, dict) and names:
+        if isinstance(names, dict) and names and names != {ANY_NAME: True}:
             # Where other names are allowed, they are those that match no pattern.
             others = part.get("additionalProperties") is not False
             alone = {"patternProperties": dict.fromkeys(names, True), "additionalProperties": others}
@@ -111,7 +121,7 @@ def parts_with_patterns(schema: Any) -> Iterator[tuple[dict[str, Any], str]]:
 
 
 def parts_with_more_names(schema: Any) -> Iterator[tuple[dict[str, Any], str]]:
-    """The objects anywhere in a schema that have properties, and others whose names match patterns.
+    """The objects anywhere in a schema that have properties, and others whose names match patterns of perhaps few names.
 
     Returns:
         For each: a schema of an object of which it is the only property, and how such an object begins, up to where one of
@@ -120,9 +130,12 @@ def parts_with_more_names(schema: Any) -> Iterator[tuple[dict[str, Any], str]]:
     for part in _objects(schema):
         names, patterns = sorted(_names(part, "properties")), part.get("patternProperties")
         if names and isinstance(patterns, dict) and patterns:
+            allowed = {pattern: values is not False for pattern, values in patterns.items()}
+            if any(_ENDLESS.fullmatch(pattern) for pattern, is_allowed in allowed.items() if is_allowed):
+                continue  # compiling it would take as long as the whole
             alone = {
                 "properties": {**dict.fromkeys(names, False), names[0]: True},
-                "patternProperties": {pattern: values is not False for pattern, values in patterns.items()},
+                "patternProperties": allowed,
                 "additionalProperties": part.get("additionalProperties") is not False,
             }
             yield _in_object({"type": "object", **alone}, f"{{{json.dumps(names[0])}:1,")

@@ -135,11 +135,25 @@ def test_a_name_that_is_written_in_another_way_is_no_other_name(llm: LLM) -> Non
     assert accepts_text(llm, StructuredOutputsParams(json={"enum": ["a\x01b"]}), r'"a\u0001b"')
 
 
-def test_where_no_other_names_are_allowed_a_text_may_have_any_character(llm: LLM) -> None:
-    """Those that JSON writes by their numbers were left out of all schemas."""
+def test_a_text_may_have_characters_that_json_writes_by_their_numbers(llm: LLM) -> None:
+    """They were left out wherever an object has properties and may have others, which is what pydantic writes."""
     answer = r'{"a": "\u001b[0m"}'
     schema = {"type": "object", "properties": {"a": {"type": "string"}}, "required": ["a"]}
-    for closed in ({**schema, "additionalProperties": False}, {"type": "object"}):
-        assert accepts_text(llm, StructuredOutputsParams(json=closed), answer)
-    for opened in (schema, {"type": "object", "patternProperties": {"^a$": {"type": "string"}}}):
-        assert not accepts_text(llm, StructuredOutputsParams(json=opened), answer)
+    for others in ({}, {"additionalProperties": True}, {"additionalProperties": False}):
+        spec = StructuredOutputsParams(json={**schema, **others})
+        assert accepts_text(llm, spec, answer)
+        assert not accepts_text(llm, spec, r'{"a": "", "\u0061": 3}')
+    assert accepts_text(llm, StructuredOutputsParams(json={"type": "object"}), answer)
+    for others in ({"additionalProperties": {"type": "string"}}, {"patternProperties": {"^a": {"type": "string"}}}):
+        assert not accepts_text(llm, StructuredOutputsParams(json={**schema, **others}), answer)
+    control = {"type": "object", "properties": {"a\n": {"type": "integer"}}}
+    assert not accepts_text(llm, StructuredOutputsParams(json=control), r'{"a\u000a": "x"}')
+
+
+def test_names_of_a_part_that_has_an_address_of_its_own_are_enforced(llm: LLM) -> None:
+    """What their values must be was looked for at that address, and the schema refused."""
+    part = {"type": "object", "patternProperties": {"^(?:a|b)$": {"type": "integer"}}, "additionalProperties": False}
+    for address in ({}, {"$id": "https://example.com/whole"}):
+        schema = {**address, "properties": {"n": {"$id": "https://example.com/part", **part}}, "type": "object"}
+        assert accepts(llm, schema, {"n": {"a": 1, "b": 2}})
+        assert not accepts(llm, schema, {"n": {"a": "x"}})
