@@ -10,7 +10,7 @@ import pytest
 from support.chat_templates import text_interface
 
 from radixkv import SamplingParams
-from radixkv.prompts import ChatOptions, as_template_message, render_chat, with_answer_form
+from radixkv.prompts import ChatOptions, as_chat_prompts, as_template_message, render_chat, with_answer_form
 from radixkv.tools.definitions import as_tool_options
 
 # In the manner of Qwen3-Coder's.
@@ -144,6 +144,7 @@ def test_a_role_that_the_template_names_is_no_misspelt_one(quote: str) -> None:
         f"{{% for message in messages if message.role == {quote}User{quote} %}}{{{{ message.content }}}}{{% endfor %}}"
     )
     loaded = text_interface(names_it)
-    assert render_chat([{"role": "User", "content": "Hi."}], loaded) == "Hi."
+    (prompt,) = as_chat_prompts([{"role": "User", "content": "Hi."}], loaded)
+    assert prompt.text == "Hi."
     with pytest.raises(ValueError, match="did you mean user"):
         render_chat([{"role": "Usr", "content": "Hi."}], loaded)
