@@ -50,7 +50,7 @@ DEFAULT_LENGTH = 8192
 LONG = [
     "server",
     "ray_serve/test_cluster.py",
-    "model/test_compiled_layers.py",
+    "model/graphs/test_compiled_layers.py",
     "engine/test_engine.py",
     "cache/test_eviction.py",
     "docs/test_code_blocks.py",
@@ -198,7 +198,7 @@ def loads_are_worth_it(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(scope="session")
 def default_tokenizer() -> Any:
     from radixkv.model.default_model import find_default_model
-    from radixkv.model.gguf_conversion import ensure_converted
+    from radixkv.model.gguf.conversion import ensure_converted
     from radixkv.model.tokenizer import read_tokenizer
 
     return read_tokenizer(ensure_converted(find_default_model(), print))

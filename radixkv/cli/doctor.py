@@ -18,7 +18,7 @@ from rich.text import Text
 from radixkv import __version__
 from radixkv.errors import ModelLoadError
 from radixkv.model.default_model import DEFAULT_MODEL_NAME, find_default_model
-from radixkv.model.gguf_conversion import converted_folder, find_damage
+from radixkv.model.gguf.conversion import converted_folder, find_damage
 from radixkv.model.model_cache import cache_folder, stored_bytes
 from radixkv_cpu import VARIANTS, cpu_flags, library
 

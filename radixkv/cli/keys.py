@@ -12,7 +12,7 @@ app = typer.Typer(no_args_is_help=True, help="API keys of the server.")
 @app.command()
 def new(name: Annotated[str, typer.Argument(help="who will use it: letters, digits, - and _")]) -> None:
     """Make a key: it is shown once, with the entry for the file that `serve --keys-file` reads."""
-    from radixkv.server.keys import hash_of, new_key
+    from radixkv.server.access.keys import hash_of, new_key
 
     if not name.replace("-", "").replace("_", "").isalnum() or not name.isascii() or len(name) > 64:
         raise ValueError(f"name: expected up to 64 letters, digits, - and _, got {name!r}")

@@ -36,7 +36,7 @@ def doctor(
     """Say what was found on this machine, and what to do about what is missing."""
     from radixkv.cli.doctor import report
     from radixkv.model.default_model import find_default_model
-    from radixkv.model.gguf_conversion import ensure_converted
+    from radixkv.model.gguf.conversion import ensure_converted
 
     console = Console()
     if prepare:

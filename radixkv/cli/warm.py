@@ -18,7 +18,7 @@ from radixkv.llm_options import LLMOptions
 if TYPE_CHECKING:
     from radixkv.llm import LLM
     from radixkv.prompts import Prompt
-    from radixkv.server.tenants import Tenant
+    from radixkv.server.access.tenants import Tenant
 
 # Options of answers, which are not read here, and of a tier that ends with this process.
 _WITHOUT_EFFECT = frozenset(
@@ -90,9 +90,9 @@ def tenant_of(api_key: str | None, keys_file: Path | None, secret: bytes | None)
         OSError: the file cannot be read.
         ValueError: the key is not in it.
     """
+    from radixkv.server.access.keys import read_keys_file
+    from radixkv.server.access.tenants import Tenants
     from radixkv.server.errors import ApiError
-    from radixkv.server.keys import read_keys_file
-    from radixkv.server.tenants import Tenants
 
     if keys_file is None:
         tenants = Tenants([] if api_key is None else [api_key], secret=secret)

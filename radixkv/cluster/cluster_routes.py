@@ -11,10 +11,10 @@ from radixkv.cluster.answers import all_answers, failure
 from radixkv.cluster.cluster_llm import ClusterLLM
 from radixkv.cluster.load import ReplicaLoad
 from radixkv.observe.inspect.replica_snapshots import join_snapshots
-from radixkv.server.admin import CheckResponse
-from radixkv.server.authentication import CurrentTenant, administrator
+from radixkv.server.access.authentication import CurrentTenant, administrator
 from radixkv.server.errors import ApiError
-from radixkv.server.live_state import LiveState, live_state
+from radixkv.server.operation.admin import CheckResponse
+from radixkv.server.operation.live_state import LiveState, live_state
 from radixkv.server.service import Service
 
 

@@ -16,7 +16,7 @@ from aiohttp.connector import AddrInfoType
 from httpx_aiohttp import AiohttpTransport
 from httpx_aiohttp.transport import AiohttpResponseStream
 
-from radixkv.server.listener import notice_loss
+from radixkv.server.transport.listener import notice_loss
 
 _EXPECTED_URL = "expected http://host:port or unix:///path"
 # For most questions. A replica may have to read its model's files, or to wait for the end of a step.

@@ -16,13 +16,13 @@ from radixkv.cluster.replica_pins import ReplicaPins
 from radixkv.cluster.replica_set import ReplicaSet
 from radixkv.cluster.replica_text import text_interface
 from radixkv.config import ModelConfig
+from radixkv.server.access.tenants import Tenants
 from radixkv.server.app import create_app
 from radixkv.server.config import ServerConfig
+from radixkv.server.operation.pins import pin_routes
 from radixkv.server.pauses import prepare_grammars
-from radixkv.server.pins import pin_routes
 from radixkv.server.run import make_tenants
 from radixkv.server.service import Service
-from radixkv.server.tenants import Tenants
 
 if TYPE_CHECKING:
     from opentelemetry.trace import Tracer

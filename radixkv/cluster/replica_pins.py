@@ -15,7 +15,7 @@ from radixkv.cluster.wire import encode_pin, refusal_of
 from radixkv.errors import ReplicasLostError
 from radixkv.prompts import Prompt
 from radixkv.routing import Placement, Router, prompt_hashes
-from radixkv.server.pins import AdministratorPins, PinState
+from radixkv.server.operation.pins import AdministratorPins, PinState
 
 _log = logging.getLogger(__name__)
 

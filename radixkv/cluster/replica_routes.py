@@ -65,10 +65,10 @@ from radixkv.errors import DrainingError, EngineDeadError, EngineError, QueueFul
 from radixkv.outputs import RequestOutput
 from radixkv.prompts import Prompt
 from radixkv.sampling_params import BeamSearchParams, SamplingParams, prompt_only_params
-from radixkv.server.admin import check_cache
-from radixkv.server.cache_insight import snapshot_json
-from radixkv.server.metrics import EngineCollector
-from radixkv.server.pins import EnginePins
+from radixkv.server.operation.admin import check_cache
+from radixkv.server.operation.cache_insight import snapshot_json
+from radixkv.server.operation.metrics import EngineCollector
+from radixkv.server.operation.pins import EnginePins
 from radixkv.serving.request_stream import RequestStream
 
 _Endpoint = Callable[[Request], Awaitable[Response]]

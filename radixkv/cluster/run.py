@@ -24,9 +24,9 @@ from radixkv.config import ModelConfig
 from radixkv.llm_options import LLMOptions
 from radixkv.model.default_model import DEFAULT_MODEL_NAME
 from radixkv.server.config import ServerConfig
-from radixkv.server.listener import listener_for, metrics_listener_for, tcp_listener, unix_listener
 from radixkv.server.reload import KeysReload, ReloadSignal
 from radixkv.server.run import leave_at_once, make_observers, make_tenants, serve, start_logging
+from radixkv.server.transport.listener import listener_for, metrics_listener_for, tcp_listener, unix_listener
 
 _log = logging.getLogger(__name__)
 

@@ -37,10 +37,10 @@ from radixkv.engine.tenant_pins import TenantPins
 from radixkv.engine.trace_recorder import TraceRecorder
 from radixkv.engine.unfinished_requests import UnfinishedRequests
 from radixkv.model.kv_quantisation import resolve_kv_cache_dtype
-from radixkv.model.large_pages import use_large_pages
 from radixkv.model.loader import LoadedModel
 from radixkv.model.native import weights_of
 from radixkv.model.runner import ModelRunner
+from radixkv.model.weights.large_pages import use_large_pages
 from radixkv.outputs import DraftCounts
 from radixkv.prompts import Prompt
 from radixkv.routing import PrefillRate

@@ -14,8 +14,8 @@ from radixkv.memory import Fp8KVPool, KVPool
 from radixkv.memory.kv_pool import block_nbytes
 from radixkv.model.kv_quantisation import calibrate_kv_scales
 from radixkv.model.loader import LoadedModel
-from radixkv.model.longrope import choose_factors, original_length
 from radixkv.model.pool_sizing import choose_num_blocks, free_memory
+from radixkv.model.positions.longrope import choose_factors, original_length
 from radixkv.model.runner import ModelRunner
 from radixkv.sampling.sampler import sample_in_every_way
 from radixkv.scheduling.logit_rows import PROMPT_LOGIT_ROWS

@@ -188,7 +188,7 @@ def _wait_for(stream: torch.cuda.Stream) -> None:
     """Wait until all that was launched on a stream is done.
 
     By an event: `torch.cuda.Stream.synchronize` raises in all threads while one of them checks what it is about to capture
-    (`radixkv.model.cuda_graph`).
+    (`radixkv.model.graphs.cuda_graph`).
     """
     stream.record_event().synchronize()
 

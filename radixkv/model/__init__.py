@@ -1,14 +1,13 @@
-"""Models: loading, quantisation, the runner, CUDA graphs, compiled and packed layers, pool sizing.
+"""Models: loading, quantisation, the runner, graphs, replaced modules, pool sizing.
 
 ::
 
     loader.py               from a hub id, a folder, a GGUF file or memory to a model that is ready to run
       placement.py          on which device, in which type, by native code or not
-      source.py, hub.py, weight_paths.py                                  where files are
-      checkpoint.py, deferred_weights.py, whole_weights.py                weights
-      gguf_model.py, gguf_*.py, default_model.py                          GGUF files
+      source.py, hub.py, default_model.py                                 where files are
+      weights/              from files into memory, and what memory they take there
+      gguf/                 GGUF files
       quantised/            checkpoints whose weights others have quantised
-      unused_parts.py       what text does not call is dropped
       supported.py          which models can run over blocks, as far as configurations tell
       tokenizer.py, text_interface.py, generation_config.py               what is beside the weights
       model_cache.py        what is made from models once, on disk
@@ -17,18 +16,15 @@
                             (layer_probe.py, batch_checks.py)
       forward_pass.py       what the layers call while the model runs
       attention_function.py what transformers' layers call, and what leads to `radixkv.attention`
-      longrope.py, rotary_types.py, window_mask.py                        what depends on positions
-    modules replaced by faster ones, each only where `equivalence.py` finds the same results (attention_parts.py,
-    watched_calls.py, replace_modules.py):
-      native/               native code on a CPU
-      packed_linear.py, shared_input.py                                   torch's own packed products
-      merged_linear.py, deferred_rotation.py, decode_graphs.py, cuda_graph.py, compiled_layers.py    on a GPU
+      positions/            what depends on positions: rotation, windows
+    replacement/            modules replaced by faster ones, and how it is found out that these do the same
+      native/               by native code on a CPU
+    graphs/                 layers compiled by torch, decoding steps as CUDA graphs
     pool_sizing.py, kv_quantisation.py                                    the pool
     fingerprint.py          a name for everything that keys and values depend on
     quantisation_report.py  what the log says of a model's weights
-    memory of the weights: mapped_weights.py, heap.py gives back what loading left; shared_weights.py for several processes;
-    large_pages.py
-    of the process: frameworks.py imports torch, without_torch.py does without; onednn_cache.py
+    of the process: frameworks.py imports torch, without_torch.py does without; onednn_cache.py; heap.py gives back what
+    loading left
 
 Models are transformers' own code; those that are refused: docs/limits.md.
 """

@@ -12,9 +12,9 @@ import transformers
 from transformers import AttentionInterface, AttentionMaskInterface
 
 from radixkv.attention import AttentionOptions, NewTokens, Rotary
-from radixkv.model.compiled_layers import opaque_attention
 from radixkv.model.forward_pass import running
-from radixkv.model.window_mask import is_of_model, make_mask, window_of
+from radixkv.model.graphs.compiled_layers import opaque_attention
+from radixkv.model.positions.window_mask import is_of_model, make_mask, window_of
 
 # By which transformers knows the engine's attention function, and the one that `attention_by` gives.
 ATTENTION_NAME = "radixkv"

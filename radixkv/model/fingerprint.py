@@ -11,9 +11,9 @@ import torch
 import transformers
 import xxhash
 
-from radixkv.model.deferred_weights import DeferredWeights
 from radixkv.model.native import weights_of
-from radixkv.model.packed_linear import PackedLinear
+from radixkv.model.replacement.packed_linear import PackedLinear
+from radixkv.model.weights.deferred import DeferredWeights
 
 # Attribute of a model whose weights have been repacked: its name, and the digest of the tensors that it has left.
 _ATTRIBUTE = "radixkv_fingerprint"

@@ -8,7 +8,7 @@ from pathlib import Path
 import huggingface_hub
 from safetensors import SafetensorError
 
-from radixkv.model.weight_paths import OF_TORCH, SAFETENSORS, names_in
+from radixkv.model.weights.paths import OF_TORCH, SAFETENSORS, names_in
 
 # Configurations, indices of weights, tokenizers and chat templates.
 _TEXTS = ("*.json", "*.txt", "*.jinja", "*.model", "*.tiktoken", "*.bpe")
@@ -33,7 +33,7 @@ def fetch(model: str, with_weights: bool) -> Path:
 
 
 def _fetch_weights(model: str, folder: Path) -> None:
-    """Fetch the weights that would be loaded, see `radixkv.model.weight_paths`, but no copies in other formats."""
+    """Fetch the weights that would be loaded, see `radixkv.model.weights.paths`, but no copies in other formats."""
     for single, index in (SAFETENSORS, OF_TORCH):
         names = [single]
         with suppress(FileNotFoundError, SafetensorError):  # whoever reads the weights says that it is damaged

@@ -12,11 +12,7 @@ import torch
 import transformers
 
 from radixkv.config import ModelConfig
-from radixkv.model.checkpoint import read_checkpoint
 from radixkv.model.default_model import DEFAULT_MODEL_NAME
-from radixkv.model.deferred_rotation import defer_rotation, restore_rotation
-from radixkv.model.deferred_weights import DeferredWeights
-from radixkv.model.equivalence import compute_a_few_tokens, probe_attention
 from radixkv.model.fingerprint import ModelFiles, model_fingerprint, remember_fingerprint
 from radixkv.model.generation_config import (
     end_tokens_of,
@@ -25,19 +21,23 @@ from radixkv.model.generation_config import (
     sampling_defaults_of,
 )
 from radixkv.model.heap import trim_heap
-from radixkv.model.longrope import choose_factors
-from radixkv.model.merged_linear import merge_linears
 from radixkv.model.model_cache import packed_folder, quantised_folder, remove_unused
 from radixkv.model.native import BlockKeeper, PanelCache, Quantiser, WeightKeeper, prepare_for_cpu, weights_of
 from radixkv.model.placement import Placement
+from radixkv.model.positions.longrope import choose_factors
+from radixkv.model.positions.rotary_types import fix_dynamic
 from radixkv.model.quantisation_report import report_quantised
-from radixkv.model.rotary_types import fix_dynamic
-from radixkv.model.shared_weights import share_weights
+from radixkv.model.replacement.deferred_rotation import defer_rotation, restore_rotation
+from radixkv.model.replacement.equivalence import compute_a_few_tokens, probe_attention
+from radixkv.model.replacement.merged_linear import merge_linears
+from radixkv.model.replacement.unused_parts import drop_unused_parts
 from radixkv.model.source import load_errors, resolve_folder
 from radixkv.model.supported import check_supported
 from radixkv.model.text_interface import TextInterface
 from radixkv.model.tokenizer import chat_format_of, chosen_tokenizer, read_tokenizer, silence_transformers
-from radixkv.model.unused_parts import drop_unused_parts
+from radixkv.model.weights.checkpoint import read_checkpoint
+from radixkv.model.weights.deferred import DeferredWeights
+from radixkv.model.weights.shared import share_weights
 
 _log = logging.getLogger(__name__)
 

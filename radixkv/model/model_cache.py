@@ -2,9 +2,9 @@
 
 ::
 
-    NAME-KEY/     a GGUF file as a folder (`radixkv.model.gguf_conversion`); NAME-KEY.xxxxxxxx/: while it is converted
+    NAME-KEY/     a GGUF file as a folder (`radixkv.model.gguf.conversion`); NAME-KEY.xxxxxxxx/: while it is converted
     quantised/    panels of quantised weights (`radixkv.model.native.panel_cache`)
-    packed/       packed weights that processes share (`radixkv.model.shared_weights`)
+    packed/       packed weights that processes share (`radixkv.model.weights.shared`)
 
 All of it can be made again. What was not used for a long time is removed when a model is loaded: a new version of a model has
 another key, so the old one's files would stay for ever.

@@ -26,20 +26,20 @@ from radixkv.errors import UnsupportedModelError
 from radixkv.memory import KVPool, LayerShape
 from radixkv.memory.upload import to_device
 from radixkv.model.attention_function import ATTENTION_NAME
-from radixkv.model.compiled_layers import compile_layers, uncompile_layers
-from radixkv.model.deferred_rotation import DeferredRotation, set_rotate_first
 from radixkv.model.forward_pass import Attend, ForwardPass, RunChain, running
+from radixkv.model.graphs.compiled_layers import compile_layers, uncompile_layers
 from radixkv.model.layer_probe import attend_nothing
 from radixkv.model.loader import LoadedModel
 from radixkv.model.model_input import ModelInput
 from radixkv.model.native import Chain, layers_over
+from radixkv.model.replacement.deferred_rotation import DeferredRotation, set_rotate_first
 from radixkv.model.structure import find_structure
 from radixkv.process_bound import refuse_copies
 from radixkv_cpu import DecoderLayers
 
 if TYPE_CHECKING:
     from radixkv.attention.triton.padded_decode import PaddedDecode
-    from radixkv.model.decode_graphs import DecodeGraphs
+    from radixkv.model.graphs.decode_graphs import DecodeGraphs
 
 _log = logging.getLogger(__name__)
 
@@ -120,7 +120,7 @@ class ModelRunner:
         if not enforce_eager and self._can_capture and not isinstance(self._backend, HostBackend):
             # Only here: it imports Triton, which a CPU need not have.
             from radixkv.attention.triton import TritonBackend
-            from radixkv.model.decode_graphs import DecodeGraphs
+            from radixkv.model.graphs.decode_graphs import DecodeGraphs
 
             assert isinstance(self._backend, TritonBackend)
             groups = {layer.num_query_heads // layer.shape.num_kv_heads for layer in self._structure.layers.values()}

@@ -13,7 +13,7 @@ import huggingface_hub
 
 from radixkv.errors import ModelLoadError
 from radixkv.model.default_model import find_default_model, is_default_model
-from radixkv.model.gguf_conversion import ensure_converted
+from radixkv.model.gguf.conversion import ensure_converted
 from radixkv.model.hub import fetch
 
 _EXPECTED = "expected a hub id that can be reached, a folder with a transformers model, or a .gguf file"

@@ -9,8 +9,8 @@ from typing import Any
 import transformers
 
 from radixkv.errors import UnsupportedModelError
-from radixkv.model.longrope import LONGROPE, has_fixable_rotation
-from radixkv.model.rotary_types import DYNAMIC
+from radixkv.model.positions.longrope import LONGROPE, has_fixable_rotation
+from radixkv.model.positions.rotary_types import DYNAMIC
 
 # Types of layers that keep of a sequence its keys and values, or nothing.
 _SERVED_LAYERS = frozenset({"full_attention", "sliding_attention", "attention", "mlp", "moe"})

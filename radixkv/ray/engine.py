@@ -25,7 +25,7 @@ from radixkv.ray.memory import available_memory, check_memory, replica_memory
 from radixkv.ray.registry import RENEWAL_SECONDS
 from radixkv.ray.scaling import POOL_USAGE, REQUESTS
 from radixkv.server.config import ServerConfig
-from radixkv.server.listener import address_of, tcp_listener
+from radixkv.server.transport.listener import address_of, tcp_listener
 
 if TYPE_CHECKING:
     from radixkv.async_llm import AsyncLLM

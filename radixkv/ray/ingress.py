@@ -107,9 +107,9 @@ class ListeningIngress(_IngressDeployment):
     """It listens on host and port of the server's options; several may listen on the same port of a machine."""
 
     def _begin_serving(self) -> None:
-        from radixkv.server.handover import Handover
-        from radixkv.server.listener import listener_for
         from radixkv.server.run import SECONDS_TO_READ, uvicorn_config
+        from radixkv.server.transport.handover import Handover
+        from radixkv.server.transport.listener import listener_for
 
         self._listening = ExitStack()
         self._listener = self._listening.enter_context(listener_for(self._config, self._tenants, shared=True))

@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING
 from radixkv.extras import needing_extra
 from radixkv.ray.memory import available_memory, check_memory, replica_memory
 from radixkv.ray.options import ApplicationOptions, PlacementConfig, cpus_per_replica
-from radixkv.server.listener import tcp_listener
 from radixkv.server.reload import ReloadSignal
 from radixkv.server.run import start_logging
+from radixkv.server.transport.listener import tcp_listener
 
 if TYPE_CHECKING:
     from ray.serve import Application

@@ -19,7 +19,7 @@ import huggingface_hub
 from radixkv.config import DEFAULT_CPU_POOL_BYTES, DEVICE_DEFAULTS
 from radixkv.llm_options import LLMOptions
 from radixkv.model.default_model import find_default_model, is_default_model
-from radixkv.model.gguf_conversion import BLOCKS_FILE, converted_folder
+from radixkv.model.gguf.conversion import BLOCKS_FILE, converted_folder
 from radixkv.sizes import parse_size
 
 # For Python, torch, transformers and Ray, and what a step needs.

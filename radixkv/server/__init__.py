@@ -3,18 +3,20 @@
 ::
 
     run.py, config.py       the process: signals, exit status; its options
-      listener.py           its sockets; watchdog.py: a time limit of the engine's steps
-      connection.py         time limits of clients; open_connections.py: what all of them together may take
-      app.py                all routes, and what every request passes first, from the outside in:
-        request_log.py      a name for each, and a line in the log
-        authentication.py   who sent it, before its body is read
-        body_limit.py       how long that may be, and how hard to read
-      chat_completions.py, completions.py, tokenization.py, models.py, metrics.py, admin.py
-        service.py          state that all routes share
-        protocol.py         request fields common to both completion endpoints; response_format.py, chat_messages.py
-        chat_events.py      a chat request's answers as events, which endpoints write in their own forms; chat_request.py
-        responses/, messages/   other protocols, translated into chat requests: translated_chat.py, turns.py
-        generation.py       a request's streams, from admission to the last token; time_limits.py: how long that may take
-        tenants.py          API keys, and the cache namespaces derived from them
-        errors.py           every error in its client's format; validation_errors.py: what is wrong with a request, in words
+      transport/            sockets, connections, TLS
+      watchdog.py           a time limit of the engine's steps; pauses.py: what would pause all threads; reload.py: SIGHUP
+    app.py                  all routes, and what every request passes first, from the outside in:
+      middleware/           request_log.py: a name for each, and a line in the log; body_limit.py: how long its body may be
+      access/               authentication.py: who sent it, before its body is read; keys, tenants, rate limits
+    chat/                   chat completions
+      responses/, messages/ other protocols, translated into chat requests
+    completions.py, tokenization.py
+    operation/              what operators see and steer: metrics, the page, health, pins, administration
+    requests' fields:
+      strict.py, unions.py  the base of all of them
+      protocol.py           what both completion endpoints have in common; response_format.py, not_supported.py
+      errors.py             every error in OpenAI's format; validation_errors.py: what is wrong with a request, in words
+    service.py, served.py   state that all routes share; what the server needs of a model
+      generation.py         a request's streams, from admission to the last token; time_limits.py: how long that may take
+      output/               answers as JSON and as events
 """

@@ -10,23 +10,23 @@ from fastapi.routing import APIRoute
 from starlette.types import ASGIApp
 
 from radixkv import __version__
-from radixkv.server.admin import admin_routes, cache_routes
+from radixkv.server.access.authentication import Authentication
+from radixkv.server.access.rate_limits import RateLimitHeaders
 from radixkv.server.api_description import api_description_routes
-from radixkv.server.authentication import Authentication
-from radixkv.server.body_limit import BodyLimit
-from radixkv.server.chat_completions import chat_completion_routes
+from radixkv.server.chat.routes import chat_completion_routes
 from radixkv.server.completions import completion_routes
-from radixkv.server.cors import Cors
 from radixkv.server.errors import ERROR_STATUSES, ErrorBody, add_error_handlers
-from radixkv.server.head_requests import HeadRequests
-from radixkv.server.live_state import live_state_routes
 from radixkv.server.messages.routes import message_routes
-from radixkv.server.metrics import metrics_routes
-from radixkv.server.models import model_routes
-from radixkv.server.page import page_routes
-from radixkv.server.pins import EnginePins, pin_routes
-from radixkv.server.rate_limits import RateLimitHeaders
-from radixkv.server.request_log import RequestLog
+from radixkv.server.middleware.body_limit import BodyLimit
+from radixkv.server.middleware.cors import Cors
+from radixkv.server.middleware.head_requests import HeadRequests
+from radixkv.server.middleware.request_log import RequestLog
+from radixkv.server.operation.admin import admin_routes, cache_routes
+from radixkv.server.operation.live_state import live_state_routes
+from radixkv.server.operation.metrics import metrics_routes
+from radixkv.server.operation.models import model_routes
+from radixkv.server.operation.page import page_routes
+from radixkv.server.operation.pins import EnginePins, pin_routes
 from radixkv.server.responses.routes import response_routes
 from radixkv.server.service import Service
 from radixkv.server.tokenization import tokenization_routes
@@ -100,6 +100,6 @@ def create_app(
     if tracer is None:
         return RequestLog(app, write_log)
     # Imported only here: it needs packages that nothing else in the server needs.
-    from radixkv.server.tracing import Tracing
+    from radixkv.server.middleware.tracing import Tracing
 
     return RequestLog(Tracing(app, tracer), write_log)

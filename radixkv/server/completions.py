@@ -16,18 +16,22 @@ from radixkv.model.text_interface import TextInterface
 from radixkv.outputs import Logprob
 from radixkv.prompts import Prompt, PromptInput, as_prompts
 from radixkv.sampling.detokenizer import decode_tokens
-from radixkv.server.authentication import CurrentTenant
-from radixkv.server.cache_insight import CacheExplanation
+from radixkv.server.access.authentication import CurrentTenant
+from radixkv.server.access.rate_limits import default_max_tokens
+from radixkv.server.access.tenants import Tenant
 from radixkv.server.errors import client_errors
 from radixkv.server.generation import ChoiceDelta, Generation
-from radixkv.server.logprobs import (
+from radixkv.server.not_supported import NotSupportedInCompletions
+from radixkv.server.operation.cache_insight import CacheExplanation
+from radixkv.server.output.logprobs import (
     CompletionLogprobs,
     EncodedPromptLogprobs,
     TextLength,
     encode_completion_logprobs,
     encoded_prompt_logprobs,
 )
-from radixkv.server.not_supported import NotSupportedInCompletions
+from radixkv.server.output.respond import cancel_on_disconnect, respond
+from radixkv.server.output.response_size import check_response_size
 from radixkv.server.protocol import (
     MAX_LOGPROBS,
     GenerationRequest,
@@ -36,11 +40,7 @@ from radixkv.server.protocol import (
     Usage,
     finish_reason,
 )
-from radixkv.server.rate_limits import default_max_tokens
-from radixkv.server.respond import cancel_on_disconnect, respond
-from radixkv.server.response_size import check_response_size
 from radixkv.server.service import Service, new_id, response_id
-from radixkv.server.tenants import Tenant
 
 # OpenAI's default.
 _DEFAULT_MAX_TOKENS = 16
@@ -114,7 +114,7 @@ def completion_routes(service: Service) -> APIRouter:
 
 
 async def _start(service: Service, body: CompletionRequest, tenant: Tenant, request_id: str) -> Generation:
-    """Check a request, tokenize its prompts and submit them; see `radixkv.server.chat_events.start_chat`."""
+    """Check a request, tokenize its prompts and submit them; see `radixkv.server.chat.events.start_chat`."""
     deadlines = service.deadlines(body)
     with client_errors(body.request_field_names):
         if body.best_of not in (None, body.num_choices):

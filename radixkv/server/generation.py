@@ -22,13 +22,13 @@ from radixkv.outputs import (
 from radixkv.prompts import Prompt
 from radixkv.sampling.detokenizer import answer_text
 from radixkv.sampling_params import BeamSearchParams, SamplingParams
-from radixkv.server.cache_insight import CacheExplanation, explanations
+from radixkv.server.access.rate_limits import Reservation
+from radixkv.server.access.tenants import Tenant
 from radixkv.server.errors import client_error
-from radixkv.server.metrics import RequestTimer
+from radixkv.server.operation.cache_insight import CacheExplanation, explanations
+from radixkv.server.operation.metrics import RequestTimer
 from radixkv.server.protocol import CompletionTokensDetails, GenerationRequest, PromptTokensDetails, Usage
-from radixkv.server.rate_limits import Reservation
 from radixkv.server.service import Service
-from radixkv.server.tenants import Tenant
 from radixkv.server.time_limits import Deadlines
 from radixkv.serving.request_stream import OutputDelta, RequestStream
 

@@ -11,8 +11,8 @@ from types import FrameType, TracebackType
 
 from radixkv.errors import EngineDeadError
 from radixkv.scheduling.tenant_share import TenantShare
-from radixkv.server.keys import read_keys_file
-from radixkv.server.tenants import Tenants
+from radixkv.server.access.keys import read_keys_file
+from radixkv.server.access.tenants import Tenants
 
 _log = logging.getLogger(__name__)
 

@@ -25,16 +25,16 @@ from radixkv.config import EngineConfig
 from radixkv.extras import needing_extra
 from radixkv.llm_options import LLMOptions
 from radixkv.model.default_model import DEFAULT_MODEL_NAME
+from radixkv.server.access.keys import read_keys_file
+from radixkv.server.access.tenants import Tenants
 from radixkv.server.config import ServerConfig
-from radixkv.server.connection import ConnectionLimits, LimitedProtocol
-from radixkv.server.keys import read_keys_file
-from radixkv.server.listener import address_of, is_private, listen, listener_for, metrics_listener_for
-from radixkv.server.open_connections import OpenConnections, possible_connections
-from radixkv.server.ports import OnPort, Port
+from radixkv.server.middleware.request_log import open_access_log
 from radixkv.server.reload import KeysReload, ReloadSignal
-from radixkv.server.request_log import open_access_log
-from radixkv.server.tenants import Tenants
-from radixkv.server.tls import TlsConnection, tls_context
+from radixkv.server.transport.connection import ConnectionLimits, LimitedProtocol
+from radixkv.server.transport.listener import address_of, is_private, listen, listener_for, metrics_listener_for
+from radixkv.server.transport.open_connections import OpenConnections, possible_connections
+from radixkv.server.transport.ports import OnPort, Port
+from radixkv.server.transport.tls import TlsConnection, tls_context
 from radixkv.tiers.namespace_secret import find_secret
 
 if TYPE_CHECKING:
@@ -130,7 +130,7 @@ async def serve(
     Args:
         name: of what is served, to be printed.
         listener: bound, and not listening yet.
-        metrics_listener: the same for the paths that `radixkv.server.ports` names; None: ``listener`` serves these, too.
+        metrics_listener: the same for the paths that `transport.ports` names; None: ``listener`` serves these, too.
         drain: starts draining when it is set, as a signal does.
         watch: runs meanwhile.
 
@@ -290,7 +290,7 @@ def make_observers(config: ServerConfig) -> tuple[Callable[[str], object] | None
     if config.otlp_traces_endpoint is None:
         return write_log, None
     with needing_extra("otel", "otlp_traces_endpoint"):
-        from radixkv.server.tracing import otlp_tracer_provider
+        from radixkv.server.middleware.tracing import otlp_tracer_provider
 
         provider = otlp_tracer_provider(config.otlp_traces_endpoint)
     return write_log, provider.get_tracer("radixkv")

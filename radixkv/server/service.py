@@ -12,18 +12,18 @@ from typing import TYPE_CHECKING
 
 from radixkv.errors import PromptTooLongError
 from radixkv.prompts import ChatOptions, Prompt
-from radixkv.server.chat_messages import ChatMessage
+from radixkv.server.access.rate_limits import RateLimits
+from radixkv.server.access.tenants import Tenant, Tenants
+from radixkv.server.chat.messages import ChatMessage
 from radixkv.server.config import ServerConfig
-from radixkv.server.encoded import EncoderThread
 from radixkv.server.errors import ApiError
-from radixkv.server.metrics import ServerMetrics
+from radixkv.server.operation.metrics import ServerMetrics
+from radixkv.server.output.encoded import EncoderThread
+from radixkv.server.output.token_text import TokenTexts
 from radixkv.server.protocol import GenerationRequest
-from radixkv.server.rate_limits import RateLimits
 from radixkv.server.responses.store import ResponseStore
 from radixkv.server.served import ServedModel
-from radixkv.server.tenants import Tenant, Tenants
 from radixkv.server.time_limits import Deadlines, TimeLimits
-from radixkv.server.token_text import TokenTexts
 
 if TYPE_CHECKING:
     from radixkv.async_llm import AsyncLLM

@@ -13,14 +13,14 @@ from pydantic import BaseModel, Field
 from radixkv.model.text_interface import TextInterface
 from radixkv.prompts import ChatOptions, as_chat_prompts, encode
 from radixkv.sampling.detokenizer import decode_tokens
-from radixkv.server.authentication import CurrentTenant
-from radixkv.server.chat_messages import Messages, as_messages
+from radixkv.server.access.authentication import CurrentTenant
+from radixkv.server.chat.messages import Messages, as_messages
+from radixkv.server.chat.tool_protocol import ToolDefinitions
 from radixkv.server.errors import client_errors
-from radixkv.server.respond import JsonResponse
+from radixkv.server.output.respond import JsonResponse
+from radixkv.server.output.token_text import TokenTexts
 from radixkv.server.service import Service
 from radixkv.server.strict import StrictModel
-from radixkv.server.token_text import TokenTexts
-from radixkv.server.tool_protocol import ToolDefinitions
 from radixkv.tools.definitions import as_tool_options
 
 # So that refusing a request takes little time; the model's length bounds what is accepted.

@@ -23,9 +23,9 @@ from radixkv.cluster.wire import encode_shares
 from radixkv.config import ModelConfig
 from radixkv.errors import ModelLoadError
 from radixkv.sampling.structured_output import GrammarCompiler
+from radixkv.server.access.keys import hash_of
+from radixkv.server.access.tenants import Tenants
 from radixkv.server.config import ServerConfig
-from radixkv.server.keys import hash_of
-from radixkv.server.tenants import Tenants
 
 
 @pytest.fixture

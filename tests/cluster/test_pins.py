@@ -17,9 +17,9 @@ from radixkv.cluster.replica_pins import keep_prefix
 from radixkv.cluster.wire import encode_pin
 from radixkv.prompts import Prompt
 from radixkv.routing import prompt_hashes
-from radixkv.server.chat_request import ChatCompletionRequest
-from radixkv.server.prefix_keeper import PrefixKeeper
-from radixkv.server.prompt_caching import Breakpoint
+from radixkv.server.chat.prefix_keeper import PrefixKeeper
+from radixkv.server.chat.prompt_caching import Breakpoint
+from radixkv.server.chat.request import ChatCompletionRequest
 
 PREFIX = list(range(40))
 

@@ -13,7 +13,7 @@ from support.gguf_files import random_blocks
 from support.products import assert_is_product
 from torch.nn import functional
 
-from radixkv.model.gguf_blocks import KINDS, dequantise, unpack
+from radixkv.model.gguf.blocks import KINDS, dequantise, unpack
 from radixkv_cpu import Blocks, BlockWeight, PackedWeight, library
 
 each_kind = pytest.mark.parametrize("kind", KINDS)

@@ -18,10 +18,10 @@ from radixkv.cli.config_file import read_config_file
 from radixkv.config import DEVICE_DEFAULTS, Config, EngineConfig, ModelConfig
 from radixkv.option_words import Accepted
 from radixkv.ray.options import PlacementConfig
-from radixkv.server.chat_request import ChatCompletionRequest
+from radixkv.server.access.keys import read_keys_file
+from radixkv.server.chat.request import ChatCompletionRequest
 from radixkv.server.completions import CompletionRequest
 from radixkv.server.config import ServerConfig
-from radixkv.server.keys import read_keys_file
 from radixkv.server.not_supported import is_supported
 from radixkv.server.responses.request import ResponseRequest
 

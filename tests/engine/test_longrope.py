@@ -18,7 +18,7 @@ from radixkv.cluster.describe import describe
 from radixkv.cluster.description import ReplicaDescription
 from radixkv.engine.block_fingerprint import block_fingerprint
 from radixkv.errors import UnsupportedModelError
-from radixkv.model.longrope import choose_factors
+from radixkv.model.positions.longrope import choose_factors
 
 NUM_NEW = 8
 GREEDY = SamplingParams(temperature=0.0, max_tokens=NUM_NEW, ignore_eos=True)

@@ -11,7 +11,7 @@ import transformers
 
 from radixkv import LLM, BeamSearchParams, Chat, SamplingParams
 from radixkv.model.default_model import find_default_model
-from radixkv.model.gguf_conversion import ensure_converted
+from radixkv.model.gguf.conversion import ensure_converted
 
 SYSTEM = "You are a helpful librarian. Answer briefly and politely, and never invent a book. " * 3
 QUESTIONS = ["What is the capital of France?", "Name three colours.", "Who wrote Hamlet?", "Count to five."]

@@ -16,7 +16,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from radixkv import LLM, BeamSearchParams, SamplingParams
 from radixkv.config import EngineConfig, KvCacheDtype
 from radixkv.engine.engine import Engine
-from radixkv.model import compiled_layers
+from radixkv.model.graphs import compiled_layers
 from radixkv.model.loader import load_model
 
 

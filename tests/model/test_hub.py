@@ -15,10 +15,10 @@ from support.model_zoo import build, build_supported
 
 from radixkv.config import ModelConfig
 from radixkv.errors import ModelLoadError
-from radixkv.model.checkpoint import read_checkpoint
 from radixkv.model.hub import fetch
 from radixkv.model.loader import load_model
 from radixkv.model.tokenizer import load_tokenizer
+from radixkv.model.weights.checkpoint import read_checkpoint
 from radixkv_cpu import library
 
 TEXTS = {"config.json", "tokenizer.json", "tokenizer.model", "chat_template.jinja", "merges.txt"}

@@ -27,8 +27,8 @@ from radixkv.errors import ModelLoadError, UnsupportedModelError
 from radixkv.model import placement
 from radixkv.model.default_model import find_default_model
 from radixkv.model.loader import load_model
+from radixkv.model.replacement.unused_parts import drop_unused_parts
 from radixkv.model.source import resolve_folder
-from radixkv.model.unused_parts import drop_unused_parts
 
 
 def test_a_folder_without_a_tokenizer_serves_token_ids(checkpoint_given: Checkpoint) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from radixkv.model.gguf_conversion import converted_folder, ensure_converted
+from radixkv.model.gguf.conversion import converted_folder, ensure_converted
 from radixkv.model.model_cache import (
     MANIFEST,
     cache_folder,

@@ -17,7 +17,7 @@ import os
 import torch
 from torch import nn
 
-from radixkv.model.packed_linear import pack_linears
+from radixkv.model.replacement.packed_linear import pack_linears
 from radixkv.model.onednn_cache import limit_primitive_cache
 
 NAMES = "arena ordblks smblks hblks hblkhd usmblks fsmblks uordblks fordblks keepcost"

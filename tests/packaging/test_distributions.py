@@ -145,7 +145,7 @@ def test_the_wheel_has_all_that_runs_and_nothing_else(distributions: Path) -> No
         for path in package.rglob("*.py"):
             assert path.relative_to(package.parent).as_posix() in names
     for path in (ROOT / "radixkv" / "server" / "static").iterdir():
-        assert f"radixkv/server/static/{path.name}" in names
+        assert f"radixkv/server/operation/static/{path.name}" in names
     assert {"radixkv/py.typed", "radixkv_kernels/py.typed", "radixkv/bench/results/cache.json"} <= names
     results = {name for name in names if name.startswith("radixkv/bench/results/")}
     assert {Path(name).suffix for name in results} == {".json"}  # pictures are the documentation's
@@ -182,7 +182,7 @@ def test_the_installed_command_runs(run: Run) -> None:
 
 def test_the_installed_packages_are_those_of_the_wheel(run: Run) -> None:
     program = (
-        "import sys, radixkv, radixkv.cache, radixkv.server.page, importlib.metadata as m; "
+        "import sys, radixkv, radixkv.cache, radixkv.server.operation.page, importlib.metadata as m; "
         "print(radixkv.__file__, m.version('radixkv'), radixkv.__version__)"
     )
     file, installed, told = run("python", "-c", program).split()

@@ -20,7 +20,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from radixkv.model.default_model import find_default_model
-from radixkv.model.gguf_conversion import ensure_converted
+from radixkv.model.gguf.conversion import ensure_converted
 from radixkv.ray import local
 from radixkv.ray.options import ApplicationOptions
 

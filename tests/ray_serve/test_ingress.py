@@ -23,8 +23,8 @@ from radixkv.ray.application import build
 from radixkv.ray.ingress import ListeningIngress, _IngressDeployment
 from radixkv.ray.options import ApplicationOptions
 from radixkv.ray.registry import Listing
+from radixkv.server.access.keys import hash_of
 from radixkv.server.config import ServerConfig
-from radixkv.server.keys import hash_of
 from radixkv.server.run import namespaces_secret
 
 

@@ -13,7 +13,7 @@ from radixkv import LLM
 from radixkv.engine import kv_tiers
 from radixkv.llm_options import LLMOptions
 from radixkv.memory import spare_rows
-from radixkv.model.gguf_conversion import converted_folder
+from radixkv.model.gguf.conversion import converted_folder
 from radixkv.ray.memory import ReplicaMemory, available_memory, check_memory, replica_memory
 from radixkv.tiers.disk_tier import DiskTier
 

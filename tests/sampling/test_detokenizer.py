@@ -15,7 +15,7 @@ from transformers import ByT5Tokenizer, PreTrainedTokenizerFast
 
 from radixkv import LLM, BeamSearchParams, SamplingParams
 from radixkv.sampling.detokenizer import IncrementalDetokenizer, answer_text
-from radixkv.server.token_text import TokenTexts
+from radixkv.server.output.token_text import TokenTexts
 
 TEXTS = ["Hello, world! ", "naïve café ", "日本語のテキスト", "👩‍👩‍👧 family 🎉", "  two spaces\n\ttab", "Привет, мир"]
 

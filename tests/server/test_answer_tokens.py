@@ -17,9 +17,9 @@ from support.sentencepiece_tokenizer import sentencepiece_tokenizer
 
 from radixkv import LLM
 from radixkv.outputs import CompletionOutput, Logprob
-from radixkv.server.answer_tokens import AnswerTokens, LocatedPiece
-from radixkv.server.logprobs import TextLength
-from radixkv.server.token_text import TokenTexts
+from radixkv.server.chat.answer_tokens import AnswerTokens, LocatedPiece
+from radixkv.server.output.logprobs import TextLength
+from radixkv.server.output.token_text import TokenTexts
 from radixkv.serving.answer_reader import PieceReader
 from radixkv.tools.chat_format import ChatFormat
 from radixkv.tools.pieces import AnswerPiece, ReadPiece, ReasoningPiece, TextPiece, ToolCallBegin

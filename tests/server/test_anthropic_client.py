@@ -15,9 +15,9 @@ import pytest
 from support.in_process_server import make_service
 
 from radixkv import LLM, AsyncLLM
+from radixkv.server.access.tenants import Tenants
 from radixkv.server.app import create_app
 from radixkv.server.config import ServerConfig
-from radixkv.server.tenants import Tenants
 
 QUESTION = {"role": "user", "content": "Name three colours."}
 

@@ -13,16 +13,16 @@ from support.in_process_server import serve
 from support.tenant_keys import bearer
 
 from radixkv import LLM
-from radixkv.server.admin import ClearRequest
-from radixkv.server.authentication import Authentication
-from radixkv.server.chat_completions import ChatCompletionRequest
+from radixkv.server.access.authentication import Authentication
+from radixkv.server.access.tenants import Tenants
+from radixkv.server.chat.routes import ChatCompletionRequest
 from radixkv.server.completions import CompletionRequest
 from radixkv.server.config import ServerConfig
 from radixkv.server.messages.request import MessagesRequest
-from radixkv.server.ports import OnPort, Port
+from radixkv.server.operation.admin import ClearRequest
 from radixkv.server.responses.request import ResponseRequest
-from radixkv.server.tenants import Tenants
 from radixkv.server.tokenization import DetokenizeRequest, TokenizeRequest
+from radixkv.server.transport.ports import OnPort, Port
 
 ANN, BOB, ADMIN, METRICS = "key-of-ann", "key-of-bob", "key-of-admin", "key-of-metrics"
 

@@ -15,7 +15,7 @@ from starlette.types import Message, Receive, Scope, Send
 from support.in_process_server import serve
 
 from radixkv import LLM
-from radixkv.server.body_limit import BodyLimit
+from radixkv.server.middleware.body_limit import BodyLimit
 
 
 class Server:

@@ -11,8 +11,8 @@ from support.cache_driver import leave
 from support.in_process_server import make_client, serve
 
 from radixkv import LLM, AsyncLLM
-from radixkv.server.prefix_keeper import PrefixKeeper
-from radixkv.server.tenants import Tenants
+from radixkv.server.access.tenants import Tenants
+from radixkv.server.chat.prefix_keeper import PrefixKeeper
 
 
 def test_a_prompt_that_is_cleared_while_it_is_pinned_is_a_conflict(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:

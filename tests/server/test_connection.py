@@ -14,8 +14,8 @@ import uvicorn
 from starlette.types import Receive, Scope, Send
 from uvicorn.server import ServerState
 
-from radixkv.server.connection import ConnectionLimits, LimitedProtocol
-from radixkv.server.open_connections import OpenConnections, possible_connections
+from radixkv.server.transport.connection import ConnectionLimits, LimitedProtocol
+from radixkv.server.transport.open_connections import OpenConnections, possible_connections
 
 HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\n"
 

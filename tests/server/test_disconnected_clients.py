@@ -12,11 +12,11 @@ from starlette.types import ASGIApp, Message
 from support.in_process_server import make_service
 
 from radixkv import LLM, AsyncLLM
+from radixkv.server.access.keys import Key, hash_of
+from radixkv.server.access.rate_limits import RateLimits
+from radixkv.server.access.tenants import Tenants
 from radixkv.server.app import create_app
-from radixkv.server.keys import Key, hash_of
-from radixkv.server.rate_limits import RateLimits
 from radixkv.server.service import Service
-from radixkv.server.tenants import Tenants
 
 MESSAGES = [{"role": "user", "content": "Hi"}]
 REQUESTS: dict[str, dict[str, Any]] = {

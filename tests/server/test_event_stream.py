@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from radixkv.server.event_stream import EventStream
+from radixkv.server.output.event_stream import EventStream
 
 
 @pytest.mark.parametrize("sign", [b": keep-alive\n\n", b'event: ping\ndata: {"type":"ping"}\n\n'])

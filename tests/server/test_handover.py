@@ -16,8 +16,8 @@ from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 from support.time_limit import HANGING
 
-from radixkv.server.handover import Handover
-from radixkv.server.listener import tcp_listener
+from radixkv.server.transport.handover import Handover
+from radixkv.server.transport.listener import tcp_listener
 
 REQUEST = b"GET /name HTTP/1.1\r\nhost: localhost\r\n\r\n"
 STREAM = b"GET /stream HTTP/1.1\r\nhost: localhost\r\n\r\n"
@@ -127,7 +127,7 @@ def test_who_is_connected_gets_one_more_answer_and_then_reaches_the_successor() 
 
 
 def test_a_stream_goes_on_to_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("radixkv.server.handover._SECONDS_TO_MOVE", 0.1)
+    monkeypatch.setattr("radixkv.server.transport.handover._SECONDS_TO_MOVE", 0.1)
 
     async def main() -> None:
         async with old_server() as old:

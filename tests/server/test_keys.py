@@ -19,10 +19,10 @@ from typer.testing import CliRunner
 from radixkv import LLM, AsyncLLM, TenantShare
 from radixkv.cli.main import app
 from radixkv.errors import EngineDeadError
+from radixkv.server.access.keys import hash_of, new_key, read_keys_file
+from radixkv.server.access.tenants import Tenant, Tenants
 from radixkv.server.errors import ApiError
-from radixkv.server.keys import hash_of, new_key, read_keys_file
 from radixkv.server.reload import KeysReload
-from radixkv.server.tenants import Tenant, Tenants
 
 
 def keys_file(path: Path, text: str) -> Path:

@@ -16,8 +16,8 @@ from support.sentencepiece_tokenizer import sentencepiece_tokenizer
 
 from radixkv import LLM, SamplingParams
 from radixkv.outputs import Logprob
-from radixkv.server.logprobs import TextLength, encode_completion_logprobs
-from radixkv.server.token_text import TokenTexts
+from radixkv.server.output.logprobs import TextLength, encode_completion_logprobs
+from radixkv.server.output.token_text import TokenTexts
 
 WORDS = ["▁Hello", "▁world", "ld", "</s>"]
 

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from radixkv.server.config import ServerConfig
-from radixkv.server.listener import address_of, is_private, listen, tcp_listener, unix_listener
 from radixkv.server.run import run_server
+from radixkv.server.transport.listener import address_of, is_private, listen, tcp_listener, unix_listener
 
 
 @pytest.mark.parametrize(("host", "private"), [("127.0.0.1", True), ("localhost", True), ("0.0.0.0", False)])

@@ -14,8 +14,8 @@ from support.tenant_keys import bearer
 
 from radixkv import LLM, AsyncLLM, SamplingParams
 from radixkv.prompts import Prompt
+from radixkv.server.access.tenants import Tenants
 from radixkv.server.config import ServerConfig
-from radixkv.server.tenants import Tenants
 
 
 def complete(http: httpx.Client, prompt: str | list[int], **options: Any) -> None:

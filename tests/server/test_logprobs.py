@@ -17,11 +17,12 @@ from support.in_process_server import serve
 
 from radixkv import LLM
 from radixkv.outputs import Logprob
-from radixkv.server import chat_completions, completions
-from radixkv.server.chat_completions import AssistantMessage, ChatChoice
+from radixkv.server import completions
+from radixkv.server.chat import routes as chat_completions
+from radixkv.server.chat.routes import AssistantMessage, ChatChoice
 from radixkv.server.completions import Completion, CompletionChoice
-from radixkv.server.encoded import encode
-from radixkv.server.logprobs import (
+from radixkv.server.output.encoded import encode
+from radixkv.server.output.logprobs import (
     ChatLogprobs,
     ChosenTokenLogprob,
     CompletionLogprobs,
@@ -30,7 +31,7 @@ from radixkv.server.logprobs import (
     encode_chat_logprobs,
     encode_completion_logprobs,
 )
-from radixkv.server.token_text import TokenTexts
+from radixkv.server.output.token_text import TokenTexts
 
 
 def some_logprobs(seed: int, num_top: int) -> tuple[list[int], list[dict[int, Logprob]]]:

@@ -21,8 +21,8 @@ from support.model_zoo import build
 from support.named_events import named_events
 
 from radixkv import LLM
+from radixkv.server.access.tenants import Tenants
 from radixkv.server.messages.output import MessageContent
-from radixkv.server.tenants import Tenants
 from radixkv.tools.pieces import AnswerPiece, ReasoningPiece, TextPiece, ToolCallArguments, ToolCallBegin
 
 

@@ -9,9 +9,9 @@ import pytest
 from pydantic import ValidationError
 from support.messages_requests import BODY, IMAGE, QUESTION, RESULT, TEXT, USE
 
+from radixkv.server.chat.turns import Turns
 from radixkv.server.messages.request import MessagesRequest
 from radixkv.server.messages.translation import as_chat_request
-from radixkv.server.turns import Turns
 
 
 def test_an_empty_last_answer_is_part_of_no_prefix_that_stays_cached() -> None:

@@ -16,7 +16,7 @@ from support.server_process import ServerProcess
 from radixkv import LLM, AsyncLLM
 from radixkv.outputs import BeamSearchOutput, BeamSearchSequence, CompletionOutput, RequestMetrics, RequestOutput
 from radixkv.server import time_limits
-from radixkv.server.metrics import RequestTimer, ServerMetrics
+from radixkv.server.operation.metrics import RequestTimer, ServerMetrics
 
 DASHBOARD = Path(__file__).parents[2] / "examples" / "grafana_dashboard.json"
 

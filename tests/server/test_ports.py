@@ -11,12 +11,12 @@ import pytest
 import uvloop
 from support.in_process_server import idle_model
 
+from radixkv.server.access.tenants import Tenants
 from radixkv.server.config import ServerConfig
-from radixkv.server.cors import Cors
-from radixkv.server.listener import address_of, listener_for, metrics_listener_for, tcp_listener
-from radixkv.server.ports import OnPort, Port, is_private, port_of
+from radixkv.server.middleware.cors import Cors
 from radixkv.server.run import run_server, serve
-from radixkv.server.tenants import Tenants
+from radixkv.server.transport.listener import address_of, listener_for, metrics_listener_for, tcp_listener
+from radixkv.server.transport.ports import OnPort, Port, is_private, port_of
 
 
 async def tell_port(scope: Any, receive: Any, send: Any) -> None:

@@ -19,8 +19,8 @@ from support.preloaded_process import COMMAND_LINE, run_preloaded
 from support.server_process import ServerProcess
 
 from radixkv.errors import ModelLoadError
+from radixkv.server.access.keys import hash_of
 from radixkv.server.config import ServerConfig
-from radixkv.server.keys import hash_of
 from radixkv.server.run import run_server
 
 ENDLESS = {"prompt": "Once", "max_tokens": 3000, "ignore_eos": True, "stream": True}

@@ -13,9 +13,9 @@ from support.chat_templates import text_interface
 from support.in_process_server import make_client
 
 from radixkv import LLM, AsyncLLM
-from radixkv.server.chat_messages import as_messages
-from radixkv.server.chat_request import ChatCompletionRequest
-from radixkv.server.prefix_keeper import marked_prefixes
+from radixkv.server.chat.messages import as_messages
+from radixkv.server.chat.prefix_keeper import marked_prefixes
+from radixkv.server.chat.request import ChatCompletionRequest
 from radixkv.server.responses.objects import ResponseObject
 from radixkv.server.responses.request import ResponseRequest
 from radixkv.server.responses.store import StoredResponse

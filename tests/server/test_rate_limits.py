@@ -17,12 +17,12 @@ from support.tenant_keys import bearer, entry, tokens_left
 from radixkv import LLM, AsyncLLM, BeamSearchParams, SamplingParams
 from radixkv.outputs import RequestMetrics
 from radixkv.prompts import Prompt
+from radixkv.server.access.rate_limits import RateLimits, Reservation, TokenBucket
+from radixkv.server.access.tenants import Tenant, Tenants
 from radixkv.server.completions import CompletionRequest
 from radixkv.server.config import ServerConfig
 from radixkv.server.errors import ApiError
 from radixkv.server.generation import Generation
-from radixkv.server.rate_limits import RateLimits, Reservation, TokenBucket
-from radixkv.server.tenants import Tenant, Tenants
 
 BODY = {"prompt": "One, two,", "max_tokens": 4, "temperature": 0}
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from support.server_process import ServerProcess
 
-from radixkv.server.keys import hash_of
+from radixkv.server.access.keys import hash_of
 from radixkv.server.reload import ReloadSignal
 
 # While the model is loaded, the file of keys is replaced, and the process gets SIGHUP.

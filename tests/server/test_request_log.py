@@ -15,10 +15,10 @@ from starlette.types import Message, Receive, Scope, Send
 from support.in_process_server import serve
 
 from radixkv import LLM
+from radixkv.server.access.rate_limits import RATE_LIMIT_HEADERS
+from radixkv.server.access.tenants import Tenants
 from radixkv.server.config import ServerConfig
-from radixkv.server.rate_limits import RATE_LIMIT_HEADERS
-from radixkv.server.request_log import RequestLog, _AccessLogFile, open_access_log
-from radixkv.server.tenants import Tenants
+from radixkv.server.middleware.request_log import RequestLog, _AccessLogFile, open_access_log
 
 TEXT = {"prompt": "The quick brown fox " * 8, "max_tokens": 3, "temperature": 0, "ignore_eos": True}
 

@@ -16,9 +16,9 @@ from support.server_process import MODEL
 from support.tenant_keys import bearer
 
 from radixkv import LLM
+from radixkv.server.access.tenants import Tenants
 from radixkv.server.responses.input_items import listed_items
 from radixkv.server.responses.request import ResponseRequest
-from radixkv.server.tenants import Tenants
 
 ITEM: TypeAdapter[Any] = TypeAdapter(ResponseItem)
 

@@ -11,7 +11,7 @@ from support.named_events import named_events
 from support.response_requests import BODY, EVENT, create
 
 from radixkv import LLM
-from radixkv.server import response_size
+from radixkv.server.output import response_size
 from radixkv.server.responses.store import ResponseStore
 
 INCLUDED: dict[str, Any] = {"include": ["message.output_text.logprobs"]}

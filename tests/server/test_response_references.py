@@ -11,6 +11,7 @@ from support.response_requests import BODY, create
 from support.tenant_keys import bearer
 
 from radixkv import LLM
+from radixkv.server.access.tenants import Tenants
 from radixkv.server.responses.objects import (
     OutputFunctionCall,
     OutputItem,
@@ -22,7 +23,6 @@ from radixkv.server.responses.references import with_referenced_items
 from radixkv.server.responses.request import InputTokensRequest
 from radixkv.server.responses.store import ResponseStore
 from radixkv.server.responses.translation import input_messages
-from radixkv.server.tenants import Tenants
 
 QUESTION = {"role": "user", "content": "Name three colours."}
 NEXT = {"role": "user", "content": "Which is the darkest?"}

@@ -10,7 +10,7 @@ import pytest
 from support.in_process_server import serve
 
 from radixkv import LLM
-from radixkv.server import response_size
+from radixkv.server.output import response_size
 
 PROMPT = [5] * 100
 COMPLETION = {"prompt": [PROMPT, PROMPT], "max_tokens": 1, "temperature": 1, "seed": 0}

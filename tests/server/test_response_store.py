@@ -12,10 +12,10 @@ from support.response_requests import BODY, create
 from support.tenant_keys import bearer
 
 from radixkv import LLM
+from radixkv.server.access.tenants import Tenants
 from radixkv.server.responses import routes
 from radixkv.server.responses.objects import ResponseObject
 from radixkv.server.responses.store import ResponseStore
-from radixkv.server.tenants import Tenants
 
 
 def test_stored_responses_are_their_tenant_s_until_deleted(llm: LLM) -> None:

@@ -12,8 +12,8 @@ from support.replica_servers import tiny_llm
 from support.tenant_keys import bearer, entry, tokens_left
 
 from radixkv import LLM
-from radixkv.server.rate_limits import RateLimits
-from radixkv.server.tenants import Tenants
+from radixkv.server.access.rate_limits import RateLimits
+from radixkv.server.access.tenants import Tenants
 
 TEXT = "One, two, three, four,"
 SCORED = {"prompt": TEXT, "echo": True, "max_tokens": 0, "temperature": 0}

@@ -14,7 +14,7 @@ from support.time_limit import HANGING
 from radixkv import LLM, AsyncLLM, SamplingParams
 from radixkv.errors import DrainingError
 from radixkv.prompts import Prompt
-from radixkv.server.tenants import Tenants
+from radixkv.server.access.tenants import Tenants
 
 BODY = {"prompt": "Once", "max_tokens": 3000, "ignore_eos": True, "temperature": 0}
 

@@ -22,10 +22,10 @@ from radixkv.engine import kv_tiers
 from radixkv.llm_options import LLMOptions
 from radixkv.model.tokenizer import load_tokenizer
 from radixkv.prompts import Prompt
+from radixkv.server.access.keys import hash_of, read_keys_file
+from radixkv.server.access.tenants import Tenants
 from radixkv.server.config import ServerConfig
-from radixkv.server.keys import hash_of, read_keys_file
 from radixkv.server.run import namespaces_secret
-from radixkv.server.tenants import Tenants
 
 pytestmark = pytest.mark.usefixtures("loads_are_worth_it")
 

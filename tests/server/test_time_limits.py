@@ -15,7 +15,7 @@ from support.in_process_server import make_client, serve
 from support.time_limit import HANGING
 
 from radixkv import LLM, AsyncLLM
-from radixkv.server import prefix_keeper
+from radixkv.server.chat import prefix_keeper
 from radixkv.server.config import ServerConfig
 from radixkv.server.time_limits import Deadlines, TimeLimits
 

@@ -19,11 +19,11 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from starlette.types import Receive, Scope, Send
 from support.in_process_server import idle_model
 
+from radixkv.server.access.tenants import Tenants
 from radixkv.server.config import ServerConfig
-from radixkv.server.listener import address_of, listener_for
 from radixkv.server.run import serve
-from radixkv.server.tenants import Tenants
-from radixkv.server.tls import tls_context
+from radixkv.server.transport.listener import address_of, listener_for
+from radixkv.server.transport.tls import tls_context
 
 PASSWORD = "the password"
 

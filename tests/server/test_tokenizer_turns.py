@@ -14,10 +14,10 @@ from support.tenant_keys import bearer
 from radixkv import LLM, AsyncLLM
 from radixkv.prompts import Prompt
 from radixkv.server import completions
-from radixkv.server.chat_request import ChatCompletionRequest
-from radixkv.server.prefix_keeper import PrefixKeeper
-from radixkv.server.prompt_caching import Breakpoint
-from radixkv.server.tenants import Tenants
+from radixkv.server.access.tenants import Tenants
+from radixkv.server.chat.prefix_keeper import PrefixKeeper
+from radixkv.server.chat.prompt_caching import Breakpoint
+from radixkv.server.chat.request import ChatCompletionRequest
 
 
 def test_after_each_long_text_of_one_request_others_have_their_turn(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -61,7 +61,7 @@ def test_spans_of_requests(llm: LLM) -> None:
 @pytest.mark.parametrize("package", ["opentelemetry", "opentelemetry.exporter"])
 def test_a_package_that_spans_need_is_named_with_its_extra(package: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without any of OpenTelemetry's, the message was "No module named 'opentelemetry'"."""
-    monkeypatch.delitem(sys.modules, "radixkv.server.tracing", raising=False)
+    monkeypatch.delitem(sys.modules, "radixkv.server.middleware.tracing", raising=False)
     monkeypatch.setitem(sys.modules, package, None)
     advice = r"^otlp_traces_endpoint: opentelemetry[.\w]* is not installed: pip install 'radixkv\[otel\]'$"
     with pytest.raises(MissingPackageError, match=advice):

@@ -13,7 +13,7 @@ import torch
 import transformers
 from numpy.typing import NDArray
 
-from radixkv.model import gguf_conversion
+from radixkv.model.gguf import conversion as gguf_conversion
 
 
 def random_blocks(kind: str, rows: int, weights: int, generator: np.random.Generator) -> torch.Tensor:

@@ -10,10 +10,10 @@ from unittest.mock import AsyncMock, Mock
 import httpx
 
 from radixkv import LLM, AsyncLLM
+from radixkv.server.access.tenants import Tenants
 from radixkv.server.app import create_app
 from radixkv.server.config import ServerConfig
 from radixkv.server.service import Service
-from radixkv.server.tenants import Tenants
 
 
 def idle_model() -> Any:

@@ -6,7 +6,7 @@ from typing import Any
 
 import httpx
 
-from radixkv.server.keys import Key, hash_of
+from radixkv.server.access.keys import Key, hash_of
 
 
 def entry(key: str, **fields: Any) -> Key:

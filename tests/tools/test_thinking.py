@@ -18,11 +18,11 @@ from support.in_process_server import make_client
 from radixkv import LLM, AsyncLLM, Chat, SamplingParams, StructuredOutputsParams
 from radixkv.outputs import CompletionOutput
 from radixkv.prompts import Prompt
-from radixkv.server.chat_events import ChatEvents
-from radixkv.server.chat_request import ChatCompletionRequest
+from radixkv.server.chat.events import ChatEvents
+from radixkv.server.chat.prefix_keeper import PrefixKeeper
+from radixkv.server.chat.request import ChatCompletionRequest
 from radixkv.server.generation import ChoiceDelta
-from radixkv.server.logprobs import TextLength
-from radixkv.server.prefix_keeper import PrefixKeeper
+from radixkv.server.output.logprobs import TextLength
 from radixkv.server.protocol import CompletionTokensDetails, PromptTokensDetails, Usage
 from radixkv.server.time_limits import Deadlines, TimeLimits
 from radixkv.tools.chat_format import ChatFormat

@@ -24,7 +24,7 @@ from radixkv.bench.drafts.report import Row, plot, table
 from radixkv.bench.drafts.work import Message, Part, Work, make_work
 from radixkv.llm import LLM
 from radixkv.model.default_model import find_default_model
-from radixkv.model.gguf_conversion import ensure_converted
+from radixkv.model.gguf.conversion import ensure_converted
 from radixkv.outputs import DraftCounts, RequestOutput
 from radixkv.sampling_params import SamplingParams
 

@@ -27,7 +27,7 @@ from radixkv.bench.common.tables import figure_table, in_progress
 from radixkv.bench.engine.workloads import Workload, make_workloads
 from radixkv.llm import LLM
 from radixkv.model.default_model import find_default_model
-from radixkv.model.gguf_conversion import ensure_converted
+from radixkv.model.gguf.conversion import ensure_converted
 from radixkv.sampling_params import BeamSearchParams, SamplingParams
 
 Tokens = list[list[int]]

@@ -35,10 +35,10 @@ from radixkv.bench.gpu import host_tier
 from radixkv.bench.gpu.decode_drafts import OPTIONS, measure_drafts, row_names
 from radixkv.bench.gpu.report import GpuReport
 from radixkv.llm import LLM
-from radixkv.model.compiled_layers import uncompile_layers
-from radixkv.model.deferred_rotation import restore_rotation
-from radixkv.model.merged_linear import MergedLinear
-from radixkv.model.replace_modules import replace_modules
+from radixkv.model.graphs.compiled_layers import uncompile_layers
+from radixkv.model.replacement.deferred_rotation import restore_rotation
+from radixkv.model.replacement.merged_linear import MergedLinear
+from radixkv.model.replacement.replace_modules import replace_modules
 from radixkv.prompts import Prompt
 from radixkv.sampling_params import SamplingParams
 

@@ -27,7 +27,7 @@ from radixkv.bench.common.tables import figure_table
 from radixkv.bench.peers import engine_process
 from radixkv.bench.peers.line_process import LineProcess
 from radixkv.model.default_model import find_default_model
-from radixkv.model.gguf_conversion import ensure_converted
+from radixkv.model.gguf.conversion import ensure_converted
 
 Kind = Literal["end-to-end", "requests", "experts", "steps"]
 

@@ -8,10 +8,10 @@ import torch
 from torch import nn
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from radixkv.model.attention_parts import attention_parts
 from radixkv.model.native.linear import is_replaceable
 from radixkv.model.native.norm import NativeRMSNorm
 from radixkv.model.native.weights import WeightKeeper, make_weight
+from radixkv.model.replacement.attention_parts import attention_parts
 from radixkv_cpu import rms_norm, rope_
 
 

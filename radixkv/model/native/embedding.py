@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from radixkv.model.replace_modules import is_unchanged
+from radixkv.model.replacement.replace_modules import is_unchanged
 from radixkv_cpu import BlockWeight, PackedWeight, Weight
 
 

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from radixkv.model.native.weights import WeightKeeper, make_weight
-from radixkv.model.replace_modules import is_unchanged
+from radixkv.model.replacement.replace_modules import is_unchanged
 from radixkv_cpu import is_packable
 
 

@@ -11,15 +11,6 @@ import transformers
 from torch import nn
 from transformers.pytorch_utils import Conv1D
 
-from radixkv.model.deferred_weights import DeferredWeights, ProductsOfZeros
-from radixkv.model.equivalence import (
-    Probe,
-    compute_a_few_tokens,
-    error_in_tolerances,
-    probe_attention,
-    record_calls,
-)
-from radixkv.model.mapped_weights import MappedWeights
 from radixkv.model.native import attention, experts, layer, mlp, norm
 from radixkv.model.native.attention import NativeSelfAttention
 from radixkv.model.native.embedding import native_embedding
@@ -30,9 +21,18 @@ from radixkv.model.native.linear import NativeLinear, is_replaceable
 from radixkv.model.native.mlp import NativeGatedMLP
 from radixkv.model.native.norm import native_norms
 from radixkv.model.native.weights import BlockKeeper, WeightKeeper
-from radixkv.model.packed_linear import pack_linears
 from radixkv.model.placement import Placement
-from radixkv.model.replace_modules import is_unchanged
+from radixkv.model.replacement.equivalence import (
+    Probe,
+    compute_a_few_tokens,
+    error_in_tolerances,
+    probe_attention,
+    record_calls,
+)
+from radixkv.model.replacement.packed_linear import pack_linears
+from radixkv.model.replacement.replace_modules import is_unchanged
+from radixkv.model.weights.deferred import DeferredWeights, ProductsOfZeros
+from radixkv.model.weights.mapped import MappedWeights
 from radixkv_cpu import is_packable
 
 # Possible replacements of a module, with its weights as they are or as they are to be kept.

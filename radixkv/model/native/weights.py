@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import torch
 from torch import nn
 
-from radixkv.model.deferred_weights import DeferredWeights
 from radixkv.model.native.panel_cache import PanelCache
+from radixkv.model.weights.deferred import DeferredWeights
 from radixkv_cpu import BlockWeight, PackedWeight, QuantisedWeight, Weight, is_quantisable
 
 

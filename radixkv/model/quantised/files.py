@@ -12,9 +12,9 @@ import torch
 import transformers
 from torch import nn
 
-from radixkv.model.deferred_weights import ROWS_OF_A_PIECE, CheckpointFiles
 from radixkv.model.quantised.method import METHODS
 from radixkv.model.quantised.tensors import FLOATS, ModuleTensors, OtherLayoutError, StoredMatrix, UnreadableError
+from radixkv.model.weights.deferred import ROWS_OF_A_PIECE, CheckpointFiles
 from radixkv_cpu import Blocks
 
 # Last parts of names: of tensors for activations, keys and values, whose quantisation is ignored, and of constants that old

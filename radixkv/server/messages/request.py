@@ -6,11 +6,11 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
+from radixkv.server.chat.tool_protocol import MAX_TOOLS, FunctionName
 from radixkv.server.messages.blocks import MAX_BLOCKS, Block, CacheControl, TextBlock
 from radixkv.server.not_supported import Only
 from radixkv.server.protocol import MAX_STOP_STRINGS, StopString
 from radixkv.server.strict import StrictModel
-from radixkv.server.tool_protocol import MAX_TOOLS, FunctionName
 from radixkv.server.unions import OneOf
 
 

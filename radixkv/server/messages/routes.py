@@ -5,19 +5,19 @@ from __future__ import annotations
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
-from radixkv.server.authentication import CurrentTenant
-from radixkv.server.chat_events import chat_prompt, start_chat
+from radixkv.server.access.authentication import CurrentTenant
+from radixkv.server.chat.events import chat_prompt, start_chat
+from radixkv.server.chat.translated_chat import translate
 from radixkv.server.errors import ERROR_STATUSES, client_errors
-from radixkv.server.event_stream import named_event, named_events
 from radixkv.server.messages.errors import MessagesError
 from radixkv.server.messages.objects import MessageObject, TokenCount
 from radixkv.server.messages.output import Ping
 from radixkv.server.messages.request import CountTokensRequest, MessagesRequest
 from radixkv.server.messages.translation import as_chat_request, field_names
 from radixkv.server.messages.writer import MessageWriter
-from radixkv.server.respond import cancel_on_disconnect, respond
+from radixkv.server.output.event_stream import named_event, named_events
+from radixkv.server.output.respond import cancel_on_disconnect, respond
 from radixkv.server.service import Service, new_id
-from radixkv.server.translated_chat import translate
 
 
 def message_routes(service: Service) -> APIRouter:

@@ -8,6 +8,10 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
+from radixkv.server.chat.prompt_caching import SECONDS, Breakpoint
+from radixkv.server.chat.tool_protocol import function_tool, named_tool
+from radixkv.server.chat.translated_chat import same_fields
+from radixkv.server.chat.turns import Turns
 from radixkv.server.messages.blocks import (
     Block,
     CacheControl,
@@ -22,10 +26,6 @@ from radixkv.server.messages.blocks import (
     ToolUseBlock,
 )
 from radixkv.server.messages.request import CountTokensRequest, MessageParam, MessagesRequest
-from radixkv.server.prompt_caching import SECONDS, Breakpoint
-from radixkv.server.tool_protocol import function_tool, named_tool
-from radixkv.server.translated_chat import same_fields
-from radixkv.server.turns import Turns
 
 MAX_BREAKPOINTS = 4
 # Opens a block of the system prompt with which Claude Code tells Anthropic who pays. It differs between conversations and

@@ -7,12 +7,12 @@ from contextlib import aclosing
 
 from pydantic import BaseModel
 
-from radixkv.server.chat_events import ChatEvent, ChatEvents
+from radixkv.server.chat.events import ChatEvent, ChatEvents
+from radixkv.server.chat.prompt_caching import SECONDS
 from radixkv.server.errors import as_api_error
 from radixkv.server.messages.errors import as_messages_error
 from radixkv.server.messages.objects import CacheCreation, MessageObject, MessageUsage, OutputTokensDetails
 from radixkv.server.messages.output import MessageContent, MessageDelta, MessageStart, MessageStop, Ping, StopDelta
-from radixkv.server.prompt_caching import SECONDS
 
 
 class MessageWriter:

@@ -10,9 +10,9 @@ from typing import Any, Literal
 
 from pydantic import BaseModel
 
-from radixkv.server.chat_messages import RefusalPart
-from radixkv.server.encoded import EncodedPart
+from radixkv.server.chat.messages import RefusalPart
 from radixkv.server.errors import ApiError
+from radixkv.server.output.encoded import EncodedPart
 from radixkv.server.responses.items import (
     FunctionCallOutputItem,
     InputImage,

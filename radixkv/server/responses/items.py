@@ -7,9 +7,9 @@ from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import AliasChoices, Field
 
-from radixkv.server.chat_messages import RefusalPart
+from radixkv.server.chat.messages import RefusalPart
+from radixkv.server.chat.prompt_caching import PromptCacheBreakpoint
 from radixkv.server.not_supported import Only
-from radixkv.server.prompt_caching import PromptCacheBreakpoint
 from radixkv.server.strict import StrictModel
 from radixkv.server.unions import OneOf
 

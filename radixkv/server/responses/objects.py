@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field
 
-from radixkv.server.logprobs import ChosenTokenLogprob, EncodedTokenLogprobs
+from radixkv.server.output.logprobs import ChosenTokenLogprob, EncodedTokenLogprobs
 
 Status = Literal["in_progress", "completed", "incomplete"]
 # Of the tokens of a text, if they are included.

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 from typing import Any, TypeVar
 
-from radixkv.server.logprobs import EncodedTokenLogprobs
+from radixkv.server.output.logprobs import EncodedTokenLogprobs
 from radixkv.server.responses.events import (
     ArgumentsDeltaEvent,
     ArgumentsDoneEvent,

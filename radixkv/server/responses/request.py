@@ -7,14 +7,14 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
-from radixkv.server.chat_request import Verbosity
+from radixkv.server.chat.prompt_caching import PromptCacheOptions
+from radixkv.server.chat.request import Verbosity
+from radixkv.server.chat.tool_protocol import MAX_TOOLS, FunctionName
 from radixkv.server.not_supported import Only
-from radixkv.server.prompt_caching import PromptCacheOptions
 from radixkv.server.protocol import MAX_LOGPROBS
 from radixkv.server.response_format import JsonObjectFormat, TextFormat
 from radixkv.server.responses.items import MAX_ITEMS, InputItem
 from radixkv.server.strict import StrictModel, refuse_half_pairs
-from radixkv.server.tool_protocol import MAX_TOOLS, FunctionName
 from radixkv.server.unions import OneOf
 
 

@@ -9,12 +9,13 @@ from typing import Annotated, Literal
 from fastapi import APIRouter, Query, Request
 from fastapi.responses import Response
 
-from radixkv.server.authentication import CurrentTenant
-from radixkv.server.chat_events import chat_prompt, start_chat
+from radixkv.server.access.authentication import CurrentTenant
+from radixkv.server.chat.events import chat_prompt, start_chat
+from radixkv.server.chat.translated_chat import translate
 from radixkv.server.errors import ApiError, client_errors
-from radixkv.server.event_stream import named_events
 from radixkv.server.not_supported import Only
-from radixkv.server.respond import JsonResponse, cancel_on_disconnect, respond
+from radixkv.server.output.event_stream import named_events
+from radixkv.server.output.respond import JsonResponse, cancel_on_disconnect, respond
 from radixkv.server.responses.input_items import MAX_LISTED, InputItemList, listed_items, page_of
 from radixkv.server.responses.objects import DeletedResponse, InputTokenCount, ResponseObject
 from radixkv.server.responses.references import with_referenced_items
@@ -29,7 +30,6 @@ from radixkv.server.responses.translation import (
 )
 from radixkv.server.responses.writer import ResponsesWriter
 from radixkv.server.service import Service, new_id
-from radixkv.server.translated_chat import translate
 
 
 def response_routes(service: Service) -> APIRouter:

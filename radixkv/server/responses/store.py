@@ -13,8 +13,8 @@ from typing import Any
 from weakref import WeakSet
 
 from radixkv.engine.clearing import NamespaceSelection
-from radixkv.server.logprobs import EncodedTokenLogprobs
-from radixkv.server.prompt_caching import Breakpoint
+from radixkv.server.chat.prompt_caching import Breakpoint
+from radixkv.server.output.logprobs import EncodedTokenLogprobs
 from radixkv.server.responses.objects import OutputItem, OutputMessage, ResponseObject, as_input
 
 

@@ -6,7 +6,10 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
-from radixkv.server.prompt_caching import Breakpoint, last_marks
+from radixkv.server.chat.prompt_caching import Breakpoint, last_marks
+from radixkv.server.chat.tool_protocol import function_tool, named_tool
+from radixkv.server.chat.translated_chat import same_fields
+from radixkv.server.chat.turns import Turns
 from radixkv.server.responses.items import (
     FunctionCallItem,
     FunctionCallOutputItem,
@@ -30,9 +33,6 @@ from radixkv.server.responses.request import (
     ResponseRequest,
 )
 from radixkv.server.responses.store import StoredResponse
-from radixkv.server.tool_protocol import function_tool, named_tool
-from radixkv.server.translated_chat import same_fields
-from radixkv.server.turns import Turns
 
 # The field of a request that a field of chat completions was made from, for errors that name it.
 FIELD_NAMES = MappingProxyType(

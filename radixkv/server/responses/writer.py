@@ -10,10 +10,10 @@ from functools import partial
 from typing import Any
 
 from radixkv.sampling_defaults import SamplingDefaults
-from radixkv.server.answer_tokens import LocatedPiece
-from radixkv.server.chat_events import ChatEvents
+from radixkv.server.chat.answer_tokens import LocatedPiece
+from radixkv.server.chat.events import ChatEvents
 from radixkv.server.errors import as_api_error
-from radixkv.server.logprobs import EncodedTokenLogprobs, encode_token_logprobs
+from radixkv.server.output.logprobs import EncodedTokenLogprobs, encode_token_logprobs
 from radixkv.server.responses.events import ResponseEvent, ResponseEventType, StreamEvent
 from radixkv.server.responses.objects import (
     IncompleteDetails,

@@ -26,7 +26,7 @@ from radixkv.bench.gpu.report import GpuReport
 from radixkv.bench.gpu.tiles import run_tiles
 from radixkv.bench.gpu.timing import Limits
 from radixkv.memory.fp8_kv_pool import FP8
-from radixkv.model.merged_linear import MergedLinear, merge_linears
+from radixkv.model.replacement.merged_linear import MergedLinear, merge_linears
 
 
 def test_a_tree_shares_what_its_levels_say() -> None:

@@ -19,7 +19,7 @@ from radixkv.bench.peers.engine_process import Requests, Steps
 from radixkv.bench.peers.line_process import LineProcess
 from radixkv.cli.main import app
 from radixkv.model.default_model import find_default_model
-from radixkv.model.gguf_conversion import ensure_converted
+from radixkv.model.gguf.conversion import ensure_converted
 
 
 class Engine:

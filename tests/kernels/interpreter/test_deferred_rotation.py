@@ -15,11 +15,11 @@ from radixkv.attention import AttentionLayer, BatchLimits, QueryBatch
 from radixkv.attention.triton import start_check
 from radixkv.cache import PrefixCache
 from radixkv.memory import KVPool
-from radixkv.model import compiled_layers
-from radixkv.model.deferred_rotation import DeferredRotation, defer_rotation
+from radixkv.model.graphs import compiled_layers
 from radixkv.model.loader import LoadedModel
-from radixkv.model.longrope import choose_factors
 from radixkv.model.model_input import HOST_TOKEN, ModelInput
+from radixkv.model.positions.longrope import choose_factors
+from radixkv.model.replacement.deferred_rotation import DeferredRotation, defer_rotation
 from radixkv.model.runner import ModelRunner
 
 

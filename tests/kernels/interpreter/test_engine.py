@@ -10,7 +10,8 @@ from support.model_zoo import VOCAB_SIZE, build_shallow, build_supported
 
 from radixkv import LLM, BeamSearchParams, SamplingParams
 from radixkv.attention.triton import launches
-from radixkv.model import compiled_layers, kv_quantisation
+from radixkv.model import kv_quantisation
+from radixkv.model.graphs import compiled_layers
 from radixkv_kernels import reference
 
 

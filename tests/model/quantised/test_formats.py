@@ -25,10 +25,10 @@ from support.quantised_checkpoints import (
     write,
 )
 
-from radixkv.model.deferred_weights import build_without_weights
 from radixkv.model.quantised import QuantisedFiles, UnreadableError
 from radixkv.model.quantised.words import unpack
-from radixkv.model.weight_paths import safetensors_of
+from radixkv.model.weights.deferred import build_without_weights
+from radixkv.model.weights.paths import safetensors_of
 
 # What weights are kept as: bits, type of scales, whether there are centres; "float8"; None: not at all.
 HALF_4, FLOAT_4, HALF_8, FLOAT_8 = (

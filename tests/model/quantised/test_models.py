@@ -32,9 +32,9 @@ from tokenizers import Tokenizer, models
 from radixkv import LLM
 from radixkv.config import ModelConfig
 from radixkv.errors import ModelLoadError
-from radixkv.model.deferred_weights import DeferredWeights
 from radixkv.model.loader import load_model
 from radixkv.model.native import weights_of
+from radixkv.model.weights.deferred import DeferredWeights
 from radixkv_cpu import BlockWeight, library
 
 SIZES: dict[str, Any] = {"hidden_size": 128, "head_dim": 32, "intermediate_size": 192, "num_hidden_layers": 2}

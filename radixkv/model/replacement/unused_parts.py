@@ -1,0 +1,48 @@
+"""Parts of a model that text does not call, such as those that see images or hear: they would only take memory."""
+
+from __future__ import annotations
+
+import logging
+
+import torch
+import transformers
+from torch import nn
+
+from radixkv.model.replacement.equivalence import compute_a_few_tokens, probe_attention
+from radixkv.model.replacement.replace_modules import replace_modules
+from radixkv.model.replacement.watched_calls import watched_calls
+from radixkv.model.weights.deferred import ProductsOfZeros
+
+_log = logging.getLogger(__name__)
+
+
+def drop_unused_parts(model: transformers.PreTrainedModel, name: str) -> None:
+    """Drop, with their weights, the parts that are models of their own and that text does not call.
+
+    Others stay, even if they are not called: an expert may be by the next tokens.
+
+    Args:
+        model: is changed; it takes only text afterwards.
+        name: of the model.
+    """
+    parts = {
+        path: part
+        for path, part in model.named_modules()
+        if isinstance(part, transformers.PreTrainedModel) and part not in (model, model.base_model)
+    }
+    if not parts:
+        return
+    called: set[nn.Module] = set()
+    within = {module for part in parts.values() for module in part.modules()}
+    with (
+        watched_calls(within, lambda module, *_: called.add(module)),
+        torch.inference_mode(),
+        probe_attention(model),
+        ProductsOfZeros(),
+    ):
+        compute_a_few_tokens(model)
+    # A part's own forward need not be called: a model may call what is in it.
+    unused = {part: path for path, part in parts.items() if called.isdisjoint(part.modules())}
+    replace_modules(model, {part: nn.Module() for part in unused})
+    if unused:
+        _log.info("%s: only text is computed; %s is not kept in memory", name, ", ".join(unused.values()))

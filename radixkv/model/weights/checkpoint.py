@@ -1,0 +1,175 @@
+"""A folder's model, with its weights in memory, or in files until they are wanted."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from pickle import UnpicklingError
+from typing import Any
+
+import torch
+import transformers
+from safetensors import SafetensorError
+from transformers.quantizers import AutoHfQuantizer
+
+from radixkv.errors import ModelLoadError
+from radixkv.model.gguf.conversion import BLOCKS_FILE
+from radixkv.model.quantised import METHODS, OtherLayoutError, QuantisedFiles, UnreadableError, quantisation_of
+from radixkv.model.weights.deferred import BlockFile, CheckpointFiles, DeferredWeights, build_without_weights
+from radixkv.model.weights.paths import safetensors_of
+from radixkv.model.weights.whole import integers_of_torch, load_whole, refuse_integers
+
+# What safetensors and torch raise for a damaged file, besides OSError.
+_OF_DAMAGE = (SafetensorError, UnpicklingError, EOFError, RuntimeError)
+_OF_CPU_MEMORY = "DefaultCPUAllocator: can't allocate memory"
+# What torch's messages begin with: "[enforce fail at alloc_cpu.cpp:127] err == 0. ".
+_FAILED_CHECK = re.compile(r"\[enforce fail at [^]]*\] .*?\. ")
+
+
+def read_checkpoint(
+    folder: Path, dtype: torch.dtype, device: torch.device, may_defer: bool
+) -> tuple[transformers.PreTrainedModel, DeferredWeights | None]:
+    """Build a model and read its weights, unless they may stay in their files until they are packed.
+
+    Native code for CPUs packs weights one module at a time. If each module's are read only then, a file in another type is
+    never in memory whole. This works for converted GGUF files, for checkpoints quantised by one of `METHODS`, and for folders
+    of safetensors with one tensor per parameter; transformers loads all others.
+
+    Args:
+        folder: of the model.
+        dtype: of the model.
+        device: of the model.
+        may_defer: whether weights may stay in files; only on a CPU.
+
+    Returns:
+        The model, and where its weights are; None: they are in memory.
+
+    Raises:
+        ModelLoadError: it is quantised, and neither this nor transformers can read how; it lacks weights of the model, or has
+            integers for them; a file is damaged; or there is too little memory.
+        UnsupportedModelError: it is of a kind that generates no text.
+        OSError, ValueError, KeyError: as transformers raises them.
+    """
+    config = transformers.AutoConfig.from_pretrained(folder, trust_remote_code=False)
+    quantisation = quantisation_of(config, folder)
+    with _damage_errors(folder):
+        paths = safetensors_of(folder)  # first: transformers' error for a damaged index names no file
+        deferred: DeferredWeights | None
+        if (folder / BLOCKS_FILE).exists():
+            model = build_without_weights(config, dtype)
+            deferred = DeferredWeights(model, BlockFile(folder))
+        elif quantisation is not None:
+            model, deferred = _open_quantised(folder, paths, config, quantisation, dtype)
+        else:
+            opened = _defer(folder, paths, config, dtype) if may_defer else None
+            model, deferred = opened or (_load_all(folder, paths, config, dtype), None)
+    if may_defer:
+        return model, deferred
+    with _memory_errors(folder):
+        if deferred is not None:
+            deferred.fill(model)
+        moved: Any = model.to(device)
+    return moved, None
+
+
+@contextmanager
+def _damage_errors(folder: Path) -> Iterator[None]:
+    """What a damaged file raises becomes a `ModelLoadError` that names the folder, and the file where it is known."""
+    try:
+        with _memory_errors(folder):
+            yield
+    except (NotImplementedError, RecursionError):  # of code, not of a file, though they are RuntimeErrors
+        raise
+    except _OF_DAMAGE as error:
+        raise ModelLoadError(
+            f"{folder}: its weights cannot be read, a file may be damaged: {_reason(error)}"
+        ) from error
+
+
+@contextmanager
+def _memory_errors(folder: Path) -> Iterator[None]:
+    """What is raised where memory is lacking becomes a `ModelLoadError` that says so."""
+    try:
+        yield
+    except (RuntimeError, MemoryError) as error:
+        # For a CPU's memory, torch has no error class of its own.
+        if not isinstance(error, torch.OutOfMemoryError | MemoryError) and _OF_CPU_MEMORY not in str(error):
+            raise
+        raise ModelLoadError(f"{folder}: there is too little memory for its weights: {_reason(error)}") from error
+
+
+def _reason(error: Exception | str) -> str:
+    """The first sentence, without the check of torch's that failed, and without the advice that follows."""
+    lines = str(error).strip().splitlines() or [type(error).__name__]
+    return _FAILED_CHECK.sub("", lines[0]).partition(". ")[0]
+
+
+def _defer(
+    folder: Path, paths: Sequence[Path], config: Any, dtype: torch.dtype
+) -> tuple[transformers.PreTrainedModel, DeferredWeights] | None:
+    """None: the folder's tensors are not the model's parameters one by one."""
+    try:
+        files = CheckpointFiles(paths)
+    except OSError:
+        return None
+    model = build_without_weights(config, dtype)
+    if _keeps_float32(model) or not files.holds(model):
+        return None
+    refuse_integers(folder, files.integers(), model)
+    return model, DeferredWeights(model, files)
+
+
+def _load_all(folder: Path, paths: Sequence[Path], config: Any, dtype: torch.dtype) -> transformers.PreTrainedModel:
+    """A model with its weights in memory, none of them integers."""
+    model = load_whole(str(folder), dtype, config)
+    integers = CheckpointFiles(paths).integers() if paths[0].exists() else integers_of_torch(folder)
+    refuse_integers(folder, integers, model)
+    return model
+
+
+def _keeps_float32(model: transformers.PreTrainedModel) -> bool:
+    """Whether the model wants parameters in another type than its own."""
+    return model.dtype != torch.float32 and bool(model._keep_in_fp32_modules or model._keep_in_fp32_modules_strict)
+
+
+def _open_quantised(
+    folder: Path, paths: Sequence[Path], config: Any, quantisation: Mapping[str, Any], dtype: torch.dtype
+) -> tuple[transformers.PreTrainedModel, DeferredWeights | None]:
+    """A quantised checkpoint, read here if it is of `METHODS` and has a tensor for each parameter, else by transformers.
+
+    Raises:
+        ModelLoadError: it cannot be read.
+    """
+    method = quantisation.get("quant_method")
+    by = "an unnamed method" if method is None else method  # as MLX writes it
+    reason = f"{method!r} is none of {', '.join(METHODS)}"
+    if method in METHODS:
+        config.quantization_config = dict(quantisation)  # also where it stood elsewhere: models are named by it
+        model = build_without_weights(config, dtype)
+        reason = f"some of its parameters stay in float32 beside {str(dtype).removeprefix('torch.')}"
+        try:
+            if not _keeps_float32(model):
+                return model, DeferredWeights(model, QuantisedFiles(paths, quantisation, model))
+        except (OtherLayoutError, FileNotFoundError) as error:
+            reason = str(error)
+        except (UnreadableError, SafetensorError) as error:
+            raise ModelLoadError(f"{folder}: its weights, quantised by {by}, cannot be read: {error}") from error
+        except (TypeError, ValueError, LookupError, ArithmeticError, AttributeError) as error:
+            raise ModelLoadError(
+                f"{folder}: quantization_config: expected what {by} writes, got {quantisation!r:.400} ({error})"
+            ) from error
+    refusal: Exception | str = "it does not know the method"
+    try:
+        # Of a method that it does not know, it would make up the weights.
+        if AutoHfQuantizer.supports_quant_method(dict(quantisation)):
+            with _memory_errors(folder):
+                return load_whole(str(folder), dtype, config), None
+    except (ImportError, ValueError, *_OF_DAMAGE) as error:
+        refusal = error
+    raise ModelLoadError(
+        f"{folder}: its weights, quantised by {by}, cannot be read here ({reason}), nor by transformers "
+        f"({_reason(refusal)}); possible are dense models of {', '.join(METHODS)}, GGUF files, and "
+        "models that are not quantised, with quantization='int8' or 'int4'"
+    )

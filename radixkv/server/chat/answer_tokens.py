@@ -1,0 +1,78 @@
+"""Which tokens of an answer make up each of its pieces."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Sequence
+from itertools import repeat
+from operator import attrgetter
+from typing import NamedTuple
+
+from radixkv.outputs import CompletionOutput, Logprob
+from radixkv.server.output.logprobs import TextLength
+from radixkv.tools.pieces import AnswerPiece, ReadPiece, TextPiece
+
+
+class AnswerToken(NamedTuple):
+    """A token of an answer.
+
+    Attributes:
+        begin, end: where in the answer's text.
+        logprobs: at its place; empty where none were asked for.
+    """
+
+    token_id: int
+    begin: int
+    end: int
+    logprobs: dict[int, Logprob]
+
+
+class LocatedPiece(NamedTuple):
+    """A piece and its tokens."""
+
+    piece: AnswerPiece
+    tokens: Sequence[AnswerToken]
+
+
+class AnswerTokens:
+    """Finds the tokens of each piece of one answer, as it arrives.
+
+    Several tokens may arrive at once, or before their text, which is held back while it could be part of a stop string. So
+    each token is located in the text. It is one of the piece within which it begins, or in the tag before which; of these,
+    a text has only those that reach into it::
+
+        text      <think>Thoughts.</think>Yes.
+        tokens    |       |      ||        |  |
+        piece        1       1  1     2     2
+
+    Args:
+        length: of the answer's text, empty at first.
+    """
+
+    def __init__(self, length: TextLength) -> None:
+        self._length = length
+        self._unreached: list[AnswerToken] = []  # by any piece so far
+
+    def locate(self, output: CompletionOutput, pieces: Sequence[ReadPiece]) -> list[LocatedPiece]:
+        """The pieces with their tokens.
+
+        Args:
+            output: the answer's new tokens.
+            pieces: that were read from their text, and from text before it.
+        """
+        for token_id, logprobs in zip(output.token_ids, output.logprobs or repeat({}), strict=False):
+            begin = self._length.characters
+            self._length.add(token_id)
+            self._unreached.append(AnswerToken(token_id, begin, self._length.characters, logprobs))
+        return [LocatedPiece(piece, self._take(piece, end)) for piece, end in pieces]
+
+    def _take(self, piece: AnswerPiece, end: int) -> list[AnswerToken]:
+        """The tokens of the next piece, which no later one has."""
+        num_reached = bisect_left(self._unreached, end, key=attrgetter("begin"))
+        reached = self._unreached[:num_reached]
+        del self._unreached[:num_reached]
+        if not isinstance(piece, TextPiece):
+            return reached
+        begin = end - len(piece.text)
+        # A token that is only part of a character ends where it begins.
+        return [token for token in reached if token.end > begin or token.begin == begin]
