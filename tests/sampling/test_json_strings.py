@@ -127,10 +127,11 @@ def test_of_a_tool_s_schema_that_is_refused_the_patterns_alone_are_left_to_the_m
 ) -> None:
     """All arguments were: one such pattern, and neither types nor names were enforced."""
     guidance = {"whitespace_pattern": " ?", "json_allowed_escapes": 'n"', "lenient": True}
-    schema = {**one_string(pattern="^(?!x)"), "title": "f", "x-guidance": guidance}
+    others = {"additionalProperties": False, "title": "f", "x-guidance": guidance}
+    schema = {**one_string(pattern="^(?!x)"), **others}
     frame = frame_text(AnswerFrame("start: @f", {"f": schema}))
     grammars = json.loads(framed(frame, "", lambda text: "look-around" if "(?!x)" in text else None))
-    assert grammars["grammars"][1]["json_schema"] == {**one_string(), "title": "f", "x-guidance": guidance}
+    assert grammars["grammars"][1]["json_schema"] == {**one_string(), **others}
     assert caplog.messages == [
         "the parameters of 'f' cannot be enforced: look-around; its patterns, and lengths beside them, are left to the model"
     ]
