@@ -57,7 +57,7 @@ LONG = [
     "cli/test_cli.py",
     "model/test_default_model.py",
     "model/test_fp8_kv_cache.py",
-    "sampling/test_structured_output.py",
+    "sampling/grammar/test_structured_output.py",
     "testing/test_kit.py",
     "test_examples.py",
     "engine/test_architectures.py",

@@ -11,7 +11,7 @@ import torch
 
 from radixkv.engine.sampled_token import TokenDecoder, append_token, logprobs_with_text
 from radixkv.errors import StructuredOutputError
-from radixkv.sampling.grammar_budget import costs, settle
+from radixkv.sampling.grammar.budget import costs, settle
 from radixkv.sampling.logprobs import SampledToken
 from radixkv.sampling.sampler import sample
 from radixkv.scheduling.batch import Batch

@@ -9,7 +9,7 @@ from radixkv.config import ResolvedEngineConfig
 from radixkv.engine.resumption import resume_sequences
 from radixkv.model.loader import LoadedModel
 from radixkv.prompts import Prompt, encode_bad_words
-from radixkv.sampling.structured_output import GrammarCompiler
+from radixkv.sampling.grammar.structured_output import GrammarCompiler
 from radixkv.sampling_params import BeamSearchParams, SamplingParams
 from radixkv.scheduling.request import Request
 from radixkv.scheduling.request_validation import Capacity, validate_capacity, validate_logits, validate_prompt

@@ -19,9 +19,9 @@ import torch
 
 from radixkv.outputs import FinishReason
 from radixkv.sampling.detokenizer import IncrementalDetokenizer
-from radixkv.sampling.grammar_mask import apply_grammar_bitmask
+from radixkv.sampling.grammar.mask import apply_grammar_bitmask
+from radixkv.sampling.grammar.structured_output import GrammarState
 from radixkv.sampling.logprobs import TokenLogprob
-from radixkv.sampling.structured_output import GrammarState
 from radixkv.sampling_params import BeamSearchParams
 
 

@@ -18,7 +18,7 @@ from radixkv.cache import EventLog
 from radixkv.cache.event_recorder import EventRecorder
 from radixkv.drafting.followers import NamespaceFollowers
 from radixkv.drafting.sources import GrammarDrafter, PrefixDrafter, SuffixDrafter
-from radixkv.sampling.grammar_budget import GrammarBudget
+from radixkv.sampling.grammar.budget import GrammarBudget
 from radixkv.scheduling.batch import Batch
 from radixkv.scheduling.request import Request
 

@@ -14,10 +14,10 @@ from numpy.typing import NDArray
 from support.chat_templates import text_interface
 
 from radixkv import SamplingParams, StructuredOutputsParams
+from radixkv.sampling.grammar.structured_output import GrammarCompiler
 from radixkv.sampling.logit_changes import LogitChanges
 from radixkv.sampling.logprobs import SampledToken
 from radixkv.sampling.sampler import SamplingState, changed_logits, sample
-from radixkv.sampling.structured_output import GrammarCompiler
 from radixkv.sampling.variates import SamplingRow, exponential_variates, rng_states
 
 Floats = NDArray[np.float64]

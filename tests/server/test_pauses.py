@@ -13,8 +13,8 @@ import pytest
 from support.in_process_server import serve
 
 from radixkv import LLM
-from radixkv.sampling import structured_output
-from radixkv.sampling.structured_output import GrammarCompiler
+from radixkv.sampling.grammar import structured_output
+from radixkv.sampling.grammar.structured_output import GrammarCompiler
 from radixkv.sampling_params import StructuredOutputsParams
 from radixkv.server.pauses import avoid_pauses
 

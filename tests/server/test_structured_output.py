@@ -13,7 +13,7 @@ from support.in_process_server import serve
 from support.server_process import MODEL
 
 from radixkv import LLM
-from radixkv.sampling.grammar_budget import GrammarBudget
+from radixkv.sampling.grammar.budget import GrammarBudget
 
 QUESTION: Any = [{"role": "user", "content": "Describe a person called Ann, who is 30."}]
 SCHEMA = {

@@ -11,7 +11,7 @@ import llguidance
 import llguidance.hf
 from support.chat_templates import TEMPLATES, make_tokenizer
 
-from radixkv.sampling.answer_frames import frame_text, framed
+from radixkv.sampling.grammar.answer_frames import frame_text, framed
 from radixkv.tools.chat_format import CALL_FORMATS, AnswerForm, ChatFormat
 from radixkv.tools.definitions import ParsedAnswer, ToolOptions, as_tool_options
 

@@ -22,7 +22,7 @@ from radixkv import LLM, AsyncLLM
 from radixkv.cluster import ReplicaSet, create_ingress, replica_app
 from radixkv.config import ModelConfig
 from radixkv.model.tokenizer import tokenizer_digest
-from radixkv.sampling.grammar_tokenizer import grammar_tokenizer
+from radixkv.sampling.grammar.tokenizer import grammar_tokenizer
 from radixkv.server.config import ServerConfig
 
 # What is made of a tokenizer, once for all replicas and ingresses that have it: that takes them longer than all else.
@@ -111,7 +111,7 @@ async def local_replicas(
         patch.setattr("radixkv.cluster.connection._SECONDS_TO_CONNECT", HANGING)
         for module in ("describe", "replica_text"):
             patch.setattr(f"radixkv.cluster.{module}.tokenizer_digest", _DIGEST)
-        patch.setattr("radixkv.sampling.structured_output.grammar_tokenizer", _FOR_GRAMMARS)
+        patch.setattr("radixkv.sampling.grammar.structured_output.grammar_tokenizer", _FOR_GRAMMARS)
         try:
             for number, replica in enumerate(replicas):
                 await replica.start()

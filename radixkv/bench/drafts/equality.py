@@ -10,11 +10,11 @@ from typing import Any
 import torch
 
 from radixkv.outputs import RequestOutput
-from radixkv.sampling.grammar_mask import apply_grammar_bitmask
+from radixkv.sampling.grammar.mask import apply_grammar_bitmask
+from radixkv.sampling.grammar.structured_output import GrammarCompiler
 from radixkv.sampling.host_draw import BLOCK_IDS, tokens_left
 from radixkv.sampling.logit_changes import LogitChanges
 from radixkv.sampling.sampler import SamplingState, changed_logits
-from radixkv.sampling.structured_output import GrammarCompiler
 from radixkv.sampling.variates import SamplingRow, exponential_variates, rng_states
 from radixkv.sampling_params import SamplingParams
 

@@ -12,7 +12,7 @@ from pydantic import BaseModel
 from support.schemas import accepts, accepts_text
 
 from radixkv import LLM, StructuredOutputsParams
-from radixkv.sampling.json_schema import prepare_schema
+from radixkv.sampling.json_schema.prepare import prepare_schema
 
 
 class Colour(StrEnum):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from radixkv.sampling.json_schema import json_options, prepare_schema
+from radixkv.sampling.json_schema.prepare import json_options, prepare_schema
 
 
 def structural_tag_grammar(tag: Any) -> str:

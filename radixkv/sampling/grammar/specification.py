@@ -7,8 +7,8 @@ import re
 from collections.abc import Iterator
 from typing import Any, Literal, NamedTuple
 
-from radixkv.sampling.json_schema import MAX_NAME_CHARACTERS, json_options, one_line, prepare_schema
-from radixkv.sampling.structural_tag import structural_tag_grammar
+from radixkv.sampling.grammar.structural_tag import structural_tag_grammar
+from radixkv.sampling.json_schema.prepare import MAX_NAME_CHARACTERS, json_options, one_line, prepare_schema
 from radixkv.sampling_params import StructuredOutputsParams
 
 _MAX_CHARACTERS = 131_072

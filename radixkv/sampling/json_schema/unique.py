@@ -7,7 +7,7 @@ import json
 import math
 from typing import Any
 
-from radixkv.sampling.json_references import References
+from radixkv.sampling.json_schema.references import References
 
 # Of four values there are 65 arrays, of five 326.
 _MAX_VALUES = 4

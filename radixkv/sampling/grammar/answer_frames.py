@@ -7,7 +7,13 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
-from radixkv.sampling.json_schema import json_options, locate_refusal, one_line, prepare_schema, without_patterns
+from radixkv.sampling.json_schema.prepare import (
+    json_options,
+    locate_refusal,
+    one_line,
+    prepare_schema,
+    without_patterns,
+)
 from radixkv.tools.grammar import AnswerFrame
 
 _log = logging.getLogger(__name__)

@@ -16,8 +16,9 @@ import torch
 from support.replica_servers import tiny_llm
 
 from radixkv import LLM, BeamSearchParams, SamplingParams, StructuredOutputsParams
-from radixkv.sampling import grammar_mask, structured_output
-from radixkv.sampling.json_schema import prepare_schema
+from radixkv.sampling.grammar import mask as grammar_mask
+from radixkv.sampling.grammar import structured_output
+from radixkv.sampling.json_schema.prepare import prepare_schema
 
 PERSON = {
     "type": "object",

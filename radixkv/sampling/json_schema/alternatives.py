@@ -10,7 +10,7 @@ import itertools
 from collections.abc import Mapping
 from typing import Any
 
-from radixkv.sampling.json_references import References
+from radixkv.sampling.json_schema.references import References
 
 # A union is looked through once for each place that names it; of one with more parts, what excludes what is not found out.
 _MAX_PARTS = 256

@@ -13,7 +13,7 @@ from pydantic import BaseModel
 from radixkv import LLM, BeamSearchParams, SamplingParams, StructuredOutputsParams
 from radixkv.errors import StructuredOutputError
 from radixkv.prompts import Prompt
-from radixkv.sampling import structured_output
+from radixkv.sampling.grammar import structured_output
 
 # Its cost shows only once the string has begun.
 COSTLY = {

@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from radixkv.sampling.json_formats import replace_format
-from radixkv.sampling.json_patterns import rewrite_pattern
-from radixkv.sampling.json_references import References
+from radixkv.sampling.json_schema.formats import replace_format
+from radixkv.sampling.json_schema.patterns import rewrite_pattern
+from radixkv.sampling.json_schema.references import References
 
 # A pattern.
 ANY_NAME = ""

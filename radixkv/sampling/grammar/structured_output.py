@@ -30,18 +30,18 @@ from numpy.typing import NDArray
 
 from radixkv.errors import StructuredOutputError
 from radixkv.model.text_interface import TextInterface
-from radixkv.sampling.answer_frames import frame_text, framed
-from radixkv.sampling.grammar_budget import GrammarBudget
-from radixkv.sampling.grammar_tokenizer import grammar_tokenizer
-from radixkv.sampling.json_schema import (
+from radixkv.sampling.grammar.answer_frames import frame_text, framed
+from radixkv.sampling.grammar.budget import GrammarBudget
+from radixkv.sampling.grammar.lark_parts import numbered_parts
+from radixkv.sampling.grammar.specification import Specification
+from radixkv.sampling.grammar.tokenizer import grammar_tokenizer
+from radixkv.sampling.json_schema.prepare import (
     locate_refusal,
     not_to_compile,
     one_line,
     parts_with_more_names,
     parts_with_patterns,
 )
-from radixkv.sampling.lark_parts import numbered_parts
-from radixkv.sampling.specification import Specification
 from radixkv.sampling_params import StructuredOutputsParams
 from radixkv.threads import run_with_deep_stack
 

@@ -13,8 +13,9 @@ import torch
 from radixkv import LLM, BeamSearchParams, SamplingParams, StructuredOutputsParams
 from radixkv.errors import StructuredOutputError
 from radixkv.prompts import Prompt
-from radixkv.sampling import grammar_mask, structured_output
-from radixkv.sampling.grammar_budget import REQUEST_SECONDS, STEP_SECONDS, GrammarBudget, costs, settle
+from radixkv.sampling.grammar import mask as grammar_mask
+from radixkv.sampling.grammar import structured_output
+from radixkv.sampling.grammar.budget import REQUEST_SECONDS, STEP_SECONDS, GrammarBudget, costs, settle
 
 
 class SteppingClock:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from radixkv.sampling.lark_parts import numbered_parts
+from radixkv.sampling.grammar.lark_parts import numbered_parts
 
 GRAMMAR = r"""
 // a /comment/: "of one line"

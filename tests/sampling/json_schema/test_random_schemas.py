@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 from support.chat_templates import text_interface
 
 from radixkv import StructuredOutputsParams
-from radixkv.sampling.json_schema import json_options, prepare_schema
-from radixkv.sampling.structured_output import GrammarCompiler, GrammarState
+from radixkv.sampling.grammar.structured_output import GrammarCompiler, GrammarState
+from radixkv.sampling.json_schema.prepare import json_options, prepare_schema
 
 # Of each, the names that match it are its own: the compiler takes no others beside each other.
 PATTERNS = ["^x-", "^[0-9]+$", "^(?:y|yy)$", "^a{2,3}$", "^-"]

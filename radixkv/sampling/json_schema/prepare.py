@@ -7,18 +7,18 @@ import re
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from radixkv.sampling.json_alternatives import replace_one_of
-from radixkv.sampling.json_formats import replace_format
-from radixkv.sampling.json_names import (
+from radixkv.sampling.json_schema.alternatives import replace_one_of
+from radixkv.sampling.json_schema.formats import replace_format
+from radixkv.sampling.json_schema.names import (
     ANY_NAME,
     replace_other_names,
     replace_patterns_of_few_names,
     replace_property_names,
 )
-from radixkv.sampling.json_numbers import limit_bounds, unusable_number
-from radixkv.sampling.json_patterns import rewrite_pattern
-from radixkv.sampling.json_references import References
-from radixkv.sampling.json_unique import UniqueItems
+from radixkv.sampling.json_schema.numbers import limit_bounds, unusable_number
+from radixkv.sampling.json_schema.patterns import rewrite_pattern
+from radixkv.sampling.json_schema.references import References
+from radixkv.sampling.json_schema.unique import UniqueItems
 from radixkv.tools.grammar import JSON_WHITESPACE
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ import pytest
 from support.schemas import accepts, one_string
 
 from radixkv import LLM, StructuredOutputsParams
-from radixkv.sampling.answer_frames import frame_text, framed
+from radixkv.sampling.grammar.answer_frames import frame_text, framed
 from radixkv.tools.grammar import AnswerFrame
 
 # Pydantic 2.12 and 2.13 wrote the first three of a decimal number; zod writes the last of an address.

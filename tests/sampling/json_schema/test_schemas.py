@@ -11,7 +11,7 @@ from pydantic import BaseModel, Field
 from support.schemas import accepts
 
 from radixkv import LLM, StructuredOutputsParams
-from radixkv.sampling.json_schema import prepare_schema
+from radixkv.sampling.json_schema.prepare import prepare_schema
 
 
 class Leaf(BaseModel):

@@ -1,0 +1,12 @@
+"""JSON schemas in words that llguidance's compiler takes, where it refuses those of the standard.
+
+::
+
+    prepare.py              a whole schema: limits, what is said in other words, what is refused
+      references.py         what `$ref` leads to
+      alternatives.py       oneOf
+      names.py              propertyNames, patternProperties
+      numbers.py            multipleOf and bounds
+      patterns.py           regular expressions; formats.py: formats of strings
+      unique.py             uniqueItems
+"""
