@@ -6,7 +6,7 @@
       references.py         what `$ref` leads to
       alternatives.py       oneOf
       names.py              propertyNames, patternProperties
-      numbers.py            multipleOf and bounds
+      numbers.py            bounds and other numbers that the compiler cannot hold
       patterns.py           regular expressions; formats.py: formats of strings
       unique.py             uniqueItems
 """
