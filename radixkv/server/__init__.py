@@ -5,12 +5,12 @@
     run.py, config.py       the process: signals, exit status; its options
       transport/            sockets, connections, TLS
       watchdog.py           a time limit of the engine's steps; pauses.py: what would pause all threads; reload.py: SIGHUP
-    app.py                  all routes, and what every request passes first, from the outside in:
+    app.py                  all routes, and what every request passes first:
       middleware/           request_log.py: a name for each, and a line in the log; body_limit.py: how long its body may be
       access/               authentication.py: who sent it, before its body is read; keys, tenants, rate limits
     chat/                   chat completions
       responses/, messages/ other protocols, translated into chat requests
-    completions.py, tokenization.py
+    completions.py, tokenization.py, api_description.py
     operation/              what operators see and steer: metrics, the page, health, pins, administration
     requests' fields:
       strict.py, unions.py  the base of all of them
