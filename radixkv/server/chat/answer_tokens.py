@@ -60,7 +60,8 @@ class AnswerTokens:
             output: the answer's new tokens.
             pieces: that were read from their text, and from text before it.
         """
-        for token_id, logprobs in zip(output.token_ids, output.logprobs or repeat({}), strict=False):
+        token_ids = output.token_ids
+        for token_id, logprobs in zip(token_ids, output.logprobs or repeat({}, len(token_ids)), strict=True):
             begin = self._length.characters
             self._length.add(token_id)
             self._unreached.append(AnswerToken(token_id, begin, self._length.characters, logprobs))
