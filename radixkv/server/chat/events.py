@@ -248,14 +248,14 @@ class ChatEvents:
         return located
 
     async def collect(self) -> list[ChatEvent]:
-        """All choices, complete: one event for each."""
+        """All choices, complete: one event for each, without the tokens of its pieces."""
         outputs: dict[int, CompletionOutput] = {}
         located: defaultdict[int, list[LocatedPiece]] = defaultdict(list)
         last: dict[int, ChatEvent] = {}
         async with aclosing(aiter(self)) as events:
             async for event in events:
                 extend_choice(outputs, event.choice, event.output)
-                located[event.choice] += event.located
+                located[event.choice] += [LocatedPiece(piece, ()) for piece in event.pieces]
                 last[event.choice] = event
         return [replace(last[choice], located=located[choice], output=outputs[choice]) for choice in sorted(last)]
 
