@@ -132,7 +132,7 @@ class GenerationRequest(StructuredRequest):
     bad_words: Annotated[list[BadWord], Field(max_length=MAX_BAD_WORDS)] | None = None
     allowed_token_ids: TokenIds | None = None
     prompt_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
-    # Keep this many of the prompt's last tokens; -1: as many as leave room for the answer, see `truncated`.
+    # Keep this many of the prompt's last tokens; -1: as many as leave room for the answer, see `prompt_room`.
     truncate_prompt_tokens: Annotated[int, Field(ge=-1)] | None = None
     # Whether the tokenizer adds its special tokens to the prompt; by default to texts, and not to what a chat template wrote.
     add_special_tokens: bool | None = None
@@ -180,15 +180,12 @@ class GenerationRequest(StructuredRequest):
     def truncated(self, prompt: Prompt, max_tokens: int | None, max_model_len: int) -> Prompt:
         """The prompt's last tokens, as many as ``truncate_prompt_tokens`` allows.
 
-        For an answer, -1 leaves room for ``max_tokens``, but for half of the model's length at most: clients also send
-        ``max_tokens`` far beyond what they expect, and answers are cut to the room that there is.
-
         Raises:
             ValueError: it allows none.
         """
         limit = self.truncate_prompt_tokens
         if limit == -1:
-            limit = max_model_len - min(max_tokens or 1, max_model_len // 2)
+            limit = prompt_room(max_tokens, max_model_len)
         if limit == 0:
             raise ValueError("truncate_prompt_tokens: expected -1 or at least 1, got 0: a prompt needs a token")
         if limit is None or len(prompt.token_ids) <= limit:
@@ -256,6 +253,15 @@ class GenerationRequest(StructuredRequest):
             logprobs=logprobs,
             structured_outputs=self.structured_outputs_params(),
         )
+
+
+def prompt_room(max_tokens: int | None, max_model_len: int) -> int:
+    """The most tokens of a prompt that leave room for an answer of ``max_tokens``; None: for any answer.
+
+    They leave room for half of the model's length at most: clients also send ``max_tokens`` far beyond what they expect, and
+    answers are cut to the room that there is.
+    """
+    return max_model_len - min(max_tokens or 1, max_model_len // 2)
 
 
 class ResponseHead(TypedDict):

@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from pydantic import ValidationError
-from support.chat_templates import STRICT_TURNS, make_tokenizer
+from support.chat_templates import STRICT_TURNS, TEMPLATES, make_tokenizer, text_interface
 from support.response_requests import EVENT
 
+from radixkv.server.chat.messages import as_messages
+from radixkv.server.chat.translated_chat import translate
 from radixkv.server.responses.output import Output
 from radixkv.server.responses.request import ResponseRequest
-from radixkv.server.responses.translation import input_messages, instructed, output_messages
+from radixkv.server.responses.translation import (
+    FIELD_NAMES,
+    as_chat_request,
+    input_messages,
+    instructed,
+    output_messages,
+)
 from radixkv.tools.pieces import ReasoningPiece, TextPiece, ToolCallArguments, ToolCallBegin
 
 
@@ -108,6 +118,29 @@ def test_what_continues_a_response_without_output_goes_on_with_the_question() ->
     earlier = [{"role": "user", "content": "Hi"}]
     assert input_messages("Well?", earlier) == [{"role": "user", "content": "Hi\nWell?"}]
     assert earlier == [{"role": "user", "content": "Hi"}]  # other responses may continue it, too
+
+
+@pytest.mark.parametrize("max_tokens", [None, 300, 5000])
+def test_what_is_left_of_a_truncated_conversation_are_its_head_and_whole_turns(max_tokens: int | None) -> None:
+    loaded = text_interface(TEMPLATES["hermes"])
+    items: list[dict[str, Any]] = [{"role": "developer", "content": "Read."}]
+    for number in range(10, 60):
+        items += [
+            {"role": "user", "content": f"{number}"},
+            {"type": "function_call", "call_id": f"c{number}", "name": "f", "arguments": "{}"},
+            {"type": "function_call_output", "call_id": f"c{number}", "output": "A page."},
+        ]
+    options = {"instructions": "Be brief.", "truncation": "auto", "max_output_tokens": max_tokens}
+    body = ResponseRequest.model_validate({"input": items, **options})
+    chat = translate(as_chat_request(body, input_messages(body.input)), FIELD_NAMES)
+    prompt = chat.as_prompt(as_messages(chat.messages), chat.chat_options, loaded)
+    assert prompt.text is not None
+    head, *turns = prompt.text.split("<|im_start|>user\n")
+    assert head == "<|im_start|>system\nBe brief.\nRead.<|im_end|>\n"
+    assert [turn[:2] for turn in turns] == [f"{number}" for number in range(60 - len(turns), 60)]
+    assert all(turn.index("<tool_call>") < turn.index("A page.") for turn in turns)
+    room = loaded.max_model_len - min(max_tokens or 1, loaded.max_model_len // 2)
+    assert 0.4 * room < len(prompt.token_ids) <= room
 
 
 def test_pieces_become_items_and_their_events() -> None:

@@ -13,6 +13,7 @@ from pydantic import PrivateAttr, ValidationError
 from radixkv.model.text_interface import TextInterface
 from radixkv.prompts import ChatOptions, Message, Prompt
 from radixkv.server.chat.request import ChatCompletionRequest
+from radixkv.server.protocol import prompt_room
 from radixkv.server.strict import StrictModel
 
 
@@ -35,7 +36,7 @@ class TranslatedChatRequest(ChatCompletionRequest):
         The system messages at the beginning, and the last turn, stay. A turn begins with a user's message.
         """
         whole = super().as_prompt(messages, options, loaded)
-        room = loaded.max_model_len - min(self.max_completion_tokens or 1, loaded.max_model_len // 2)
+        room = prompt_room(self.max_completion_tokens, loaded.max_model_len)
         head = list(takewhile(lambda message: message["role"] == "system", messages))
         begins = [index for index, message in enumerate(messages) if message["role"] == "user"]
         if not self.drops_oldest_turns or len(whole.token_ids) <= room or len(begins) < 2:
