@@ -92,9 +92,8 @@ def stored_bytes() -> int:
     total = 0
     with suppress(OSError):  # until Python 3.13, of folders that may not be looked into
         for path in _entries():
-            for file in filter(Path.is_file, (path, *path.rglob("*"))):
-                with suppress(FileNotFoundError):  # another process has just removed it
-                    total += file.stat().st_size
+            with suppress(FileNotFoundError):  # another process has just removed it, or given it its name
+                total += sum(file.stat().st_size for file in (path, *path.rglob("*")) if file.is_file())
     return total
 
 

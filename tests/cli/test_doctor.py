@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -95,6 +96,12 @@ def test_advice_on_missing_native_code_is_what_helps(
     monkeypatch.setenv("RADIXKV_CPU_VARIANT", variant)
     assert found("native code").found == "none"
     assert found("native code").advice.endswith(f": {advice}")
+
+
+def test_the_model_cache_is_reported_with_what_it_takes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("RADIXKV_CACHE", str(tmp_path))
+    monkeypatch.setattr(doctor, "stored_bytes", lambda: 3 << 29)
+    assert found("model cache").found.startswith(f"{tmp_path}, 1.5 GiB used, ")
 
 
 def test_a_path_is_printed_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -84,6 +85,24 @@ def test_only_what_is_made_there_is_counted(model_cache: Path) -> None:
     assert stored_bytes() == before + 123
 
 
+def test_a_conversion_that_is_finished_meanwhile_does_not_end_the_count(
+    model_cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of what came after it nothing was counted."""
+    make_old(quantised_folder() / f"{KEY}.safetensors").write_bytes(b"0" * 20)
+    scandir = os.scandir
+    with temporary_folder(model_cache / "tiny-0123") as temporary, monkeypatch.context() as patch:
+        temporary.mkdir()
+
+        def finish_first(path: Any) -> Any:
+            if path == temporary:
+                temporary.rename(model_cache / "tiny-0123")
+            return scandir(path)
+
+        patch.setattr(os, "scandir", finish_first)
+        assert stored_bytes() == 20
+
+
 def test_files_of_others_stay(model_cache: Path) -> None:
     """The folder may hold other things, too. One that was named like a conversion's used to be removed."""
     paths = [
@@ -152,7 +171,9 @@ def test_without_a_home_nothing_is_kept_and_nothing_fails(
     assert "quantised weights cannot be kept" in caplog.text
 
 
-def test_a_cache_that_may_not_be_looked_into_does_not_stop_a_model(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cache_that_may_not_be_looked_into_stops_neither_a_model_nor_a_report(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """The model was loaded, and then lost."""
 
     def refused(path: Path, pattern: str) -> list[Path]:
@@ -160,3 +181,4 @@ def test_a_cache_that_may_not_be_looked_into_does_not_stop_a_model(monkeypatch: 
 
     monkeypatch.setattr(Path, "glob", refused)
     remove_unused()
+    assert stored_bytes() == 0
