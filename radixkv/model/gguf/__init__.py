@@ -1,8 +1,8 @@
-"""Models in GGUF files: converted to folders once, or read as they are where native code computes with their blocks.
+"""Models in GGUF files, each converted once: to a folder with its weights in their own blocks, or as floats.
 
 ::
 
-    conversion.py           files to folders that load fast
+    conversion.py           which folder a file becomes, and that it does so once
     model.py                the model, before its weights are read; folder.py: its folder
     fields.py, rotation.py  what transformers' converter ignores
     blocks.py               weights in their own blocks

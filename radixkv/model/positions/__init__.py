@@ -2,7 +2,7 @@
 
 ::
 
-    rotary_types.py         by which types of rotation a model's layers rotate
+    rotary_types.py         types of rotation, and how one is kept from changing with a batch
     longrope.py             factors of longrope, chosen once
     window_mask.py          sliding windows that a model gives by its mask alone
 """

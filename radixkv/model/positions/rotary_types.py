@@ -54,8 +54,8 @@ def restore_frequencies(rotary: nn.Module, layer_type: str | None) -> None:
 def fix_dynamic(model: nn.Module) -> None:
     """Rotate by type dynamic as for sequences up to the model's limit, whatever the model was called with before.
 
-    Its frequencies change for longer sequences, which there are none of here. To see whether there is one, transformers reads
-    positions from the device at each call: the host waits, and no CUDA graph can capture it.
+    Its frequencies change for longer sequences, of which there are none here. To see whether there is one, transformers
+    reads positions from the device at each call: the host waits, and no CUDA graph can capture it.
     """
     for module in model.modules():
         layer_types = layers_of_type(module, DYNAMIC)

@@ -2,7 +2,8 @@
 
 A model's own code projects, rotates, and calls its attention function: two or more launches whose results are read once.
 Where a layer has the parts of Llama's, and gives what `DeferredRotation` gives for random input, that stands in for it. What
-it gains together with compiled layers and merged linear ones is in `compiled_layers`; alone, it has not been measured yet.
+it gains together with compiled layers and merged linear ones is in `radixkv.model.graphs.compiled_layers`; alone, it has not
+been measured yet.
 """
 
 from __future__ import annotations

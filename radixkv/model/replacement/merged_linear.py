@@ -3,7 +3,8 @@ two that compress a token.
 
 With few rows each product is a launch that is over before it has filled the GPU, key and value projections first of all.
 Merged, the weights lie one behind the other, and each layer's own becomes a view of them, so no memory is taken twice. What
-it gains together with compiled layers and fused rotation is in `compiled_layers`; alone, it has not been measured yet.
+it gains together with compiled layers and fused rotation is in `radixkv.model.graphs.compiled_layers`; alone, it has not been
+measured yet.
 """
 
 from __future__ import annotations
