@@ -25,7 +25,7 @@ class Member:
         sent_shares: what each tenant may have, as it last confirmed it; None: it confirmed nothing yet.
         telling: the task that tells it the newest shares; None: there was none yet.
         is_behind: whether it did not confirm the newest shares when it was told.
-        leaving: it was removed, and is followed until its streams have ended.
+        leaving: it was removed, and is followed until its streams have ended and it has reported what it counted.
         task: the one that follows it.
     """
 

@@ -389,7 +389,8 @@ class ReplicaSet:
         client, member.client, member.load = member.client, None, None
         self._tenants.forget(member)
         assert client is not None
-        _log.warning("replica %r is down", member.name)
+        # With the url: another one may have the name of one that was removed.
+        _log.log(logging.INFO if member.leaving else logging.WARNING, "%s is down", member)
         try:
             self.streams.abandon(client)
         finally:
