@@ -74,7 +74,7 @@ class Registry:
             self._replicas[name] = url, self._clock() + LEASE_SECONDS
 
     def leave(self, name: str) -> None:
-        """A replica takes no more requests; one that is not there is ignored."""
+        """A replica takes no more requests; renewals of it that come later are ignored."""
         self._replicas[name] = None, self._clock() + LEASE_SECONDS
 
     def listing(self) -> Listing:
