@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from types import MappingProxyType
-from typing import Annotated, Any, Literal, TypedDict
+from typing import Annotated, Any, ClassVar, Literal, TypedDict
 
 from pydantic import BaseModel, BeforeValidator, Field, SerializerFunctionWrapHandler, model_serializer
 from pydantic_core import PydanticCustomError
@@ -99,7 +99,13 @@ class CacheOptions(StrictModel):
 
 
 class GenerationRequest(StructuredRequest):
-    """Fields of both endpoints; null selects the default."""
+    """Fields of both endpoints; null selects the default.
+
+    Attributes:
+        streams_in_parts: whether a stream is never in memory as a whole: its last event does not repeat the others.
+    """
+
+    streams_in_parts: ClassVar[bool] = True
 
     model: str | None = None
     n: int | None = None

@@ -14,7 +14,7 @@ from radixkv.server.output import response_size
 
 PROMPT = [5] * 100
 COMPLETION = {"prompt": [PROMPT, PROMPT], "max_tokens": 1, "temperature": 1, "seed": 0}
-CHAT = {"messages": [{"role": "user", "content": "Name a colour."}], "max_tokens": 50, "logprobs": True, "seed": 0}
+CHAT = {"messages": [{"role": "user", "content": "Name a colour. " * 8}], "max_tokens": 50, "logprobs": True, "seed": 0}
 
 
 @pytest.mark.parametrize(
@@ -27,19 +27,25 @@ CHAT = {"messages": [{"role": "user", "content": "Name a colour."}], "max_tokens
         ("completions", COMPLETION | {"max_tokens": 100, "n": 10, "use_beam_search": True, "logprobs": 0}, "logprobs"),
         ("chat/completions", CHAT | {"n": 4, "top_logprobs": 9}, "logprobs"),
         ("chat/completions", CHAT | {"prompt_logprobs": 20}, "logprobs"),
+        ("chat/completions", CHAT | {"prompt_logprobs": 20, "logprobs": False}, "prompt_logprobs"),
     ],
 )
 def test_a_response_is_bounded_before_anything_is_computed(
     llm: LLM, monkeypatch: pytest.MonkeyPatch, path: str, body: dict[str, Any], field: str
 ) -> None:
-    """A response of gigabytes to a request of 8 MB used to be possible, all of it in memory."""
+    """A response of gigabytes to a request of 8 MB used to be possible, all of it in memory.
+
+    And the error advised to stream where streams are refused.
+    """
     monkeypatch.setattr(response_size, "MAX_REPEATED_TOKENS", 500)
     monkeypatch.setattr(response_size, "MAX_RETURNED_LOGPROBS", 600)
     num_steps = llm.engine.num_steps
 
     async def scenario(client: httpx.AsyncClient) -> None:
         refused = await client.post(f"/v1/{path}", json=body)
-        assert (refused.status_code, refused.json()["error"]["param"]) == (400, field), refused.text
+        error = refused.json()["error"]
+        assert (refused.status_code, error["param"]) == (400, field), refused.text
+        assert error["message"].endswith(", or stream") == ("prompt_logprobs" not in body)
         assert llm.engine.num_steps == num_steps
 
     serve(llm, scenario)

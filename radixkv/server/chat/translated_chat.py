@@ -20,6 +20,7 @@ from radixkv.server.strict import StrictModel
 class TranslatedChatRequest(ChatCompletionRequest):
     """A chat request that was made from another protocol's; `translate` makes it."""
 
+    streams_in_parts = False
     drops_oldest_turns: bool = False  # where the conversation is too long, see `as_prompt`
     _field_names: Mapping[str, str] = PrivateAttr(default_factory=dict)
 

@@ -10,7 +10,6 @@ from collections.abc import Sequence
 
 from radixkv.prompts import Prompt
 from radixkv.sampling_params import BeamSearchParams, SamplingParams
-from radixkv.server.chat.translated_chat import TranslatedChatRequest
 from radixkv.server.protocol import GenerationRequest
 
 # Tokens of prompts, once for each choice that repeats them; four bytes of text a token, or as many of its id.
@@ -54,9 +53,9 @@ def check_response_size(
     if isinstance(params, SamplingParams) and params.prompt_logprobs is not None:
         num_logprobs += num_prompt_tokens * (1 + params.prompt_logprobs)
     if num_logprobs > MAX_RETURNED_LOGPROBS:
-        # A stream in another protocol ends with all of them.
-        otherwise = "" if isinstance(body, TranslatedChatRequest) else ", or stream"
+        name = "prompt_logprobs" if params.logprobs is None else "logprobs"
+        otherwise = ", or stream" if body.streams_in_parts and body.prompt_logprobs is None else ""
         raise ValueError(
-            f"logprobs: up to {num_logprobs:,} of them are more than the {MAX_RETURNED_LOGPROBS:,} that a response may have; "
+            f"{name}: up to {num_logprobs:,} of them are more than the {MAX_RETURNED_LOGPROBS:,} that a response may have; "
             f"ask for fewer tokens, choices or prompts{otherwise}"
         )
