@@ -389,8 +389,10 @@ class ReplicaSet:
         client, member.client, member.load = member.client, None, None
         self._tenants.forget(member)
         assert client is not None
-        # With the url: another one may have the name of one that was removed.
-        _log.log(logging.INFO if member.leaving else logging.WARNING, "%s is down", member)
+        if member.leaving:  # which is no trouble; another one may have its name by now
+            _log.info("%s has ended after it was removed", member)
+        else:
+            _log.warning("replica %r is down", member.name)
         try:
             self.streams.abandon(client)
         finally:
