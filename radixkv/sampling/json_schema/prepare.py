@@ -79,7 +79,8 @@ def prepare_schema(schema: Any) -> Any:
     """
     if not isinstance(schema, dict | bool):
         raise ValueError(f"expected a JSON schema, an object or a boolean, got {type(schema).__name__}")
-    references = References(schema)
+    have_addresses = any("$id" in part for path, part in _subschemas(schema) if path != "#")
+    references = References(schema, have_addresses)
     for _, part in [*_subschemas(schema)]:
         replace_property_names(part, references)
         replace_patterns_of_few_names(part, references)

@@ -12,14 +12,17 @@ class References:
 
     Args:
         whole: the schema.
+        have_addresses: whether parts of it have addresses of their own, from which "#" does not lead to the whole.
     """
 
-    def __init__(self, whole: Any) -> None:
+    def __init__(self, whole: Any, have_addresses: bool) -> None:
         self.whole = whole
         self._targets: dict[str, Any] = {}
-        # The compiler's, where a schema has no address. Parts may have others, from which "#" would not lead to the whole.
-        address = whole.get("$id") if isinstance(whole, dict) else None
-        self._address = address.rstrip("#") if isinstance(address, str) else "json-schema:///"
+        self._address = ""
+        if have_addresses:
+            address = whole.get("$id")
+            # The second is the compiler's, where a schema has no address.
+            self._address = address.rstrip("#") if isinstance(address, str) else "json-schema:///"
 
     def target_of(self, reference: Any) -> Any:
         """What a reference in the form of a JSON pointer leads to; None: nothing."""

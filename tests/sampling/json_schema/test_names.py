@@ -157,3 +157,15 @@ def test_names_of_a_part_that_has_an_address_of_its_own_are_enforced(llm: LLM) -
         schema = {**address, "properties": {"n": {"$id": "https://example.com/part", **part}}, "type": "object"}
         assert accepts(llm, schema, {"n": {"a": 1, "b": 2}})
         assert not accepts(llm, schema, {"n": {"a": "x"}})
+
+
+def test_patterns_of_few_names_may_be_in_a_schema_with_any_address(llm: LLM) -> None:
+    """What their values must be was looked for at addresses that the compiler did not know, and the schema refused."""
+    part = {"type": "object", "patternProperties": {"^(?:a|b)$": {"type": "integer"}}, "additionalProperties": False}
+    for address in (
+        {"id": "https://example.com/whole", "$schema": "http://json-schema.org/draft-04/schema#"},
+        {"$id": "#root"},
+    ):
+        schema = {"$schema": "http://json-schema.org/draft-07/schema#", **address, **part}
+        assert accepts(llm, schema, {"a": 1, "b": 2})
+        assert not accepts(llm, schema, {"a": "x"})
