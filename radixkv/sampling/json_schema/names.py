@@ -9,7 +9,7 @@ from radixkv.sampling.json_schema.formats import replace_format
 from radixkv.sampling.json_schema.patterns import rewrite_pattern
 from radixkv.sampling.json_schema.references import References
 
-# A pattern.
+# A pattern that every name matches.
 ANY_NAME = ""
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 _NAME = r"(?:[\w -]|\\[-./$@:])+"
@@ -89,7 +89,7 @@ def replace_other_names(part: dict[str, Any]) -> None:
     is written so pass for another. Of a property's name that has to be written so, it does that in both cases.
 
     Args:
-        part: of a schema that has no patterns of names: the compiler would take this one for theirs.
+        part: of a schema that has no patterns of names, which the compiler would take this one for, and counts no properties.
     """
     properties, others = part.get("properties"), part.get("additionalProperties", True)
     if (
@@ -98,6 +98,8 @@ def replace_other_names(part: dict[str, Any]) -> None:
         and (others is True or others == {})  # what a pattern says, the properties must be, too
         and not any(map(_CONTROL.search, properties))
     ):
+        # Behind all keywords: the compiler follows those before a reference or alternatives by themselves.
+        part.pop("additionalProperties", None)
         part["patternProperties"], part["additionalProperties"] = {ANY_NAME: True}, False
 
 

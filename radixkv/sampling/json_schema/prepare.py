@@ -49,6 +49,7 @@ _SCHEMAS = (
     "else",
 )
 _OF_STRINGS = ("pattern", "minLength", "maxLength")
+_COUNTS = frozenset({"minProperties", "maxProperties"})
 # Keywords that say nothing about values, but that the compiler refuses beside a reference to what it is part of.
 _ANNOTATIONS = frozenset({"deprecated", "discriminator", "example", "nullable"})
 # Patterns that match any number of names: without an end, or with a repetition there.
@@ -86,7 +87,7 @@ def prepare_schema(schema: Any) -> Any:
         replace_patterns_of_few_names(part, references)
     objects = _objects(schema)
     _check_sizes(objects)
-    have_patterns = any(part.get("patternProperties") for part in objects)
+    keeps_names = any(part.get("patternProperties") or _COUNTS & set(part) for part in objects)
     for part in objects:
         limit_bounds(part)
     unique_items = UniqueItems(references)
@@ -94,7 +95,7 @@ def prepare_schema(schema: Any) -> Any:
         replace_format(part)
         rewrite_pattern(part)
         unique_items.replace(part)
-        if not have_patterns:
+        if not keeps_names:
             replace_other_names(part)
         replace_one_of(part, references)
         for keyword in _ANNOTATIONS & set(part):

@@ -159,6 +159,28 @@ def test_names_of_a_part_that_has_an_address_of_its_own_are_enforced(llm: LLM) -
         assert not accepts(llm, schema, {"n": {"a": "x"}})
 
 
+def test_names_stay_open_where_alternatives_describe_some(llm: LLM) -> None:
+    """Only those were allowed that come before the alternatives, if ``additionalProperties`` does."""
+    named = {"type": "object", "properties": {"b": {"type": "string"}}, "required": ["b"]}
+    schema = {
+        "type": "object",
+        "properties": {"a": {"type": "integer"}},
+        "additionalProperties": True,
+        "anyOf": [named],
+    }
+    for value in ({"b": "x"}, {"a": 1, "b": "x"}, {"a": 1, "b": "x", "c": 2}):
+        assert accepts(llm, schema, value), value
+    for value in ({"a": 1}, {"a": "x", "b": "x"}, {"b": 1}):
+        assert not accepts(llm, schema, value), value
+
+
+def test_a_closed_object_that_is_combined_may_count_its_properties(llm: LLM) -> None:
+    closed = {"type": "object", "properties": {"a": {}, "b": {}}, "additionalProperties": False}
+    schema = {"allOf": [closed, {"properties": {"a": {"type": "integer"}}, "minProperties": 1}]}
+    assert accepts(llm, schema, {"a": 1})
+    assert not accepts(llm, schema, {})
+
+
 def test_patterns_of_few_names_may_be_in_a_schema_with_any_address(llm: LLM) -> None:
     """What their values must be was looked for at addresses that the compiler did not know, and the schema refused."""
     part = {"type": "object", "patternProperties": {"^(?:a|b)$": {"type": "integer"}}, "additionalProperties": False}
