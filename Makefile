@@ -36,7 +36,8 @@ BROWSER := $(VENV)/.browser
 # The tests that find most in a second. They need neither the default model nor a server's process nor a compiler.
 QUICK := tests/cache tests/attention tests/scheduling tests/memory tests/engine/test_engine.py \
 	tests/engine/test_interruptions.py tests/engine/test_lack_of_blocks.py tests/async_llm \
-	tests/sampling/test_sampler.py tests/test_sampling_params.py tests/kernels/test_bad_input.py
+	tests/sampling/test_sampler.py tests/sampling/test_sampling_parameters.py \
+	tests/test_sampling_params.py tests/kernels/test_bad_input.py
 
 .PHONY: demo prepare test test-covered test-interpreted test-others quick quick-tests clients chat check docs docs-serve \
 	build bench bench-check chaos soak soak-server fuzz-server mutate sanitize clean
