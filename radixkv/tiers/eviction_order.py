@@ -25,7 +25,9 @@ class EvictionOrder:
 
     def __init__(self, digests: Iterable[bytes] = ()) -> None:
         self._clock = count()
-        self._last_use = dict(zip(digests, self._clock, strict=False))  # of the blocks that are there
+        # Of missing blocks, too, while others are behind them: it counts for those before them.
+        self._last_use = dict(zip(digests, self._clock, strict=False))
+        self._present = set(self._last_use)
         self._parents: dict[bytes, bytes] = {}  # as far as they are known; also of missing blocks
         # How many blocks are directly behind one, and how often it is held; only where there are any.
         self._num_behind: dict[bytes, int] = {}
@@ -38,10 +40,10 @@ class EvictionOrder:
         return self._leaves.first()[1] if self._leaves else None
 
     def use(self, prefix: Sequence[BlockKey]) -> None:
-        """Consecutive blocks, those of them that are there, were used now, and so were all before them."""
+        """Consecutive blocks were used now: the last that is there of them and the one before them, and all before that."""
         parent = prefix[0].parent if prefix else None
         for key in reversed(prefix if parent is None else [parent, *prefix]):
-            if key.digest in self._last_use:
+            if key.digest in self._present:
                 return self.add(key)  # counts for all before it
 
     def add(self, key: BlockKey) -> None:
@@ -51,10 +53,10 @@ class EvictionOrder:
 
     def remove(self, digest: bytes) -> None:
         """A block is not there any more."""
-        used = self._last_use.pop(digest)
+        self._present.remove(digest)
         if digest not in self._num_behind:
             self._leaves.remove(digest)
-            self._let_go(self._parents.pop(digest, None), used)
+            self._let_go(self._parents.pop(digest, None), self._last_use.pop(digest))
 
     def hold(self, key: BlockKey) -> None:
         """Protect a block, which may still be missing, and all before it until `release`."""
@@ -67,8 +69,9 @@ class EvictionOrder:
 
     def _mark(self, digest: bytes) -> None:
         is_leaf = digest not in self._num_behind
-        if is_leaf and digest in self._last_use:
+        if is_leaf and digest in self._present:
             self._leaves.remove(digest)
+        self._present.add(digest)
         used = self._last_use[digest] = next(self._clock)
         if is_leaf:
             self._leaves.push(digest, used)
@@ -83,20 +86,19 @@ class EvictionOrder:
     def _protect(self, digest: bytes) -> None:
         """One more block is directly behind another."""
         num_behind = self._num_behind[digest] = self._num_behind.get(digest, 0) + 1
-        if num_behind == 1 and digest in self._last_use:
+        if num_behind == 1 and digest in self._present:
             self._leaves.remove(digest)
 
     def _let_go(self, digest: bytes | None, used: int) -> None:
         """A block less is directly behind another, which was used no earlier; missing ones behind nothing are forgotten."""
         while digest is not None:
-            is_there = digest in self._last_use
-            if is_there:
-                used = self._last_use[digest] = max(used, self._last_use[digest])
+            used = self._last_use[digest] = max(used, self._last_use.get(digest, 0))
             self._num_behind[digest] -= 1
             if self._num_behind[digest]:
                 return
             del self._num_behind[digest]
-            if is_there:
+            if digest in self._present:
                 self._leaves.push(digest, used)
                 return
+            del self._last_use[digest]
             digest = self._parents.pop(digest, None)

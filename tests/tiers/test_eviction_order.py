@@ -72,6 +72,7 @@ def test_the_leaf_that_was_used_longest_ago_is_first(calls: list[tuple[str, list
     while (digest := order.first()) is not None:
         order.remove(digest)
     assert order._last_use == order._parents == order._num_behind == {}  # nothing of it stays
+    assert not order._present
 
 
 def test_of_blocks_from_an_earlier_process_those_before_another_are_learned_from_it() -> None:
@@ -94,3 +95,28 @@ def test_what_is_before_a_block_is_gone_through_once(is_there: bool) -> None:
     assert order.first() == keys[3].digest
     order.remove(keys[3].digest)
     assert order.first() == (keys[0].digest if is_there else None)
+
+
+def test_a_use_of_a_block_that_was_lost_counts_for_those_before_it() -> None:
+    """The first of a prefix made room as if only what was behind the lost block had been used."""
+    order, keys, other = EvictionOrder(), prefix_keys("", *range(3)), prefix_keys("b", 1)
+    for key in reversed(keys):
+        order.add(key)
+    order.add(other[0])
+    order.use(keys[:2])
+    order.remove(keys[1].digest)
+    order.remove(keys[2].digest)
+    assert order.first() == other[0].digest
+
+
+def test_of_prefixes_that_part_behind_a_gap_the_last_use_counts_for_those_before_it() -> None:
+    """It was that of the one which made room last."""
+    order, keys, other = EvictionOrder(), prefix_keys("", 1, 2, 3), prefix_keys("b", 1)
+    order.add(keys[0])
+    old = prefix_keys("", 1, 2, 4)[2]
+    order.add(old)
+    order.add(other[0])
+    order.add(keys[2])
+    order.remove(keys[2].digest)
+    order.remove(old.digest)
+    assert order.first() == other[0].digest
