@@ -125,13 +125,16 @@ class SlotTable:
         """
         fitting: list[int] = []
         evicted: list[IndexedBlock] = []
+        lost: set[bytes] = set()  # what is behind these is of no use
         with self._lock:
             for key in keys:
                 self._order.hold(key)
             for row, key in enumerate(keys):
                 if len(fitting) >= num_free:
-                    digest = self._order.first()
+                    is_behind_lost = key.parent is not None and key.parent.digest in lost
+                    digest = None if is_behind_lost else self._order.first()
                     if digest is None:
+                        lost.add(key.digest)
                         self._order.release(key)
                         continue
                     self._order.remove(digest)

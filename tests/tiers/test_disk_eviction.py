@@ -208,3 +208,19 @@ def test_prefixes_that_go_on_in_one_batch_take_no_room_from_before_each_other(op
     assert tier.flush(600)
     assert [tier.contains_prefix(keys) for keys in (first, second, other)] == [6, 2, 0]
     assert tier.stats.dropped_blocks == 2
+
+
+def test_nothing_makes_room_for_what_is_behind_a_block_that_had_none(open_tier: OpenTier) -> None:
+    """Other prefixes' blocks in the batch gave up theirs in between, and one of these went for a block of no use."""
+    tier, let_go = open_tier(capacity_bytes=8 * SLOT), threading.Event()
+    first, second = (prefix_keys(name, *range(7)) for name in ("a", "b"))
+    put(tier, first[:5], BLOCKS[:5])
+    put(tier, second[:3], BLOCKS[:3])
+    assert tier._writer is not None
+    tier._writer._writer.call(mock.Mock(side_effect=let_go.wait))
+    for keys in (first[5:6], second[3:4], first[6:]):
+        tier.put_many(keys, BLOCKS[:1])
+    let_go.set()
+    assert tier.flush(600)
+    assert [tier.contains_prefix(keys) for keys in (first, second)] == [5, 3]
+    assert tier.stats.dropped_blocks == 3
