@@ -311,14 +311,13 @@ class StoreWriter:
         self._will_tidy_again = False
         if self._opened is None and not self._writes.ready:
             return
-        had_work = self._uncleared or self.pins.has_unwritten
         try:
             opened = self._current()
             with self._index_lock:
                 self._clear_index(opened)
                 self.pins.commit(opened.index)
                 opened.index.erase_deleted()
-            if had_work and not self._unwiped:  # else nothing is proved, or a slot could not be written
+            if not self._unwiped:  # else a slot could not be written
                 self._writes.worked()
         except (*MediumErrors, StoreInUseError) as error:
             self._failed(self._writes, error)

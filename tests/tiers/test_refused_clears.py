@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import sqlite3
 import threading
 from contextlib import closing
@@ -9,9 +10,10 @@ from pathlib import Path
 from unittest import mock
 
 import pytest
-from support.disk_tiers import KEYS, OpenTier, pin_of, put
-from support.tier_model import FakeClock
+from support.disk_tiers import BLOCKS, BOB, KEYS, OpenTier, pin_of, put
+from support.tier_model import FakeClock, prefix_keys
 
+from radixkv.tiers.slot_files import SlotFiles
 from radixkv.tiers.slot_index import SlotIndex
 
 
@@ -68,6 +70,39 @@ def test_a_disk_that_clears_what_it_had_refused_works_again(
             "disk I/O error. Going on without it; it is retried from time to time.",
             "works again",
         ]
+
+
+def test_a_disk_that_clears_before_its_thread_comes_to_it_works_again(
+    open_tier: OpenTier, clock: FakeClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What the thread that clears had done by then did not count."""
+    tier, let_go = open_tier(), threading.Event()
+    put(tier)
+    with mock.patch.object(SlotIndex, "clear", side_effect=sqlite3.OperationalError("disk I/O error")):
+        tier.clear(KEYS[0].namespace)
+        assert tier.flush(600)
+    clock.now += 1
+    assert tier._writer is not None
+    tier._writer._writer.call(mock.Mock(side_effect=let_go.wait))
+    tier.clear(BOB[0].namespace)
+    let_go.set()
+    assert tier.flush(600)
+    assert caplog.messages[-1].endswith("works again")
+
+
+def test_a_disk_that_clears_but_takes_no_blocks_is_warned_of_once(
+    open_tier: OpenTier, clock: FakeClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    tier = open_tier()
+    put(tier)
+    with mock.patch.object(SlotFiles, "write", side_effect=OSError(errno.ENOSPC, "no space left")):
+        for block in range(5):
+            put(tier, prefix_keys("bob", block), BLOCKS[:1])
+            tier.pins.add(pin_of(KEYS[0]))
+            tier.clear(BOB[0].namespace)
+            assert tier.flush(600)
+            clock.now += 60
+    assert len(caplog.messages) == 1
 
 
 def test_reads_beside_a_clear_that_hangs_ask_for_one_more_at_most(open_tier: OpenTier, clock: FakeClock) -> None:
