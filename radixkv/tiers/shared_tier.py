@@ -121,6 +121,7 @@ class SharedTier:
         self._uncleared: frozenset[str] = frozenset()
         self._clearing = threading.Lock()
         self._will_clear_again = False  # whether the writer's thread has been asked to, which may hang
+        self._refused_clear = False  # whether the store did, since it worked last; used by the thread that clears
         self._closed = False
         self._writer = MediumQueue("shared-tier", block_format.block_bytes, queue_bytes, self._write)
 
@@ -279,8 +280,14 @@ class SharedTier:
 
     def _clear_store(self) -> None:
         for path in self._uncleared:
-            self._store.clear(path)
-            self._writes.worked()
+            try:
+                self._store.clear(path)
+            except OSError:
+                self._refused_clear = True
+                raise
+            if self._refused_clear:  # else nothing is proved: a full store clears, too
+                self._refused_clear = False
+                self._writes.worked()
             with self._clearing:
                 self._uncleared = self._uncleared - {path}
 

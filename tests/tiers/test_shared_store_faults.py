@@ -175,6 +175,20 @@ def test_a_store_that_clears_what_it_had_refused_works_again(
     tier.close()
 
 
+def test_a_full_store_that_clears_is_warned_of_once(failing: FailingStore, caplog: pytest.LogCaptureFixture) -> None:
+    """Each clear counted as if it worked again, and was followed by another warning."""
+    clock = FakeClock()
+    tier = SharedTier(failing, FORMAT, clock=clock)
+    failing.is_full = True
+    for block in range(5):
+        put(tier, prefix_keys("bob", block), BLOCKS[:1])
+        clock.now += 60
+        tier.clear(KEYS[0].namespace)
+        assert tier.flush(600)
+    assert len(caplog.messages) == 1
+    tier.close()
+
+
 def test_reads_beside_a_clear_that_hangs_ask_for_one_more_at_most(failing: FailingStore) -> None:
     """Each asked the thread that hangs for another one."""
     began, let_go = threading.Event(), threading.Event()
