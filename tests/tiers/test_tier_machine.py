@@ -216,7 +216,7 @@ class DiskMachine(TierMachine):
         assert sum(path.stat().st_size for path in Path(self.folder.name).rglob("blocks-*")) == self.capacity * 4096
 
 
-class CompiledDiskMachine(DiskMachine):
+class NativeDiskMachine(DiskMachine):
     def reads_records(
         self, places: Sequence[tuple[int, int]], headers: bytes, slot_bytes: int, rows: BlockBytes
     ) -> list[int]:
@@ -243,8 +243,8 @@ class FolderMachine(TierMachine):
         return SharedTier(store, FORMAT, queue_bytes=1 << 16, clock=self.clock)
 
 
-@pytest.mark.parametrize("machine", [DiskMachine, CompiledDiskMachine, SealedDiskMachine, FolderMachine])
+@pytest.mark.parametrize("machine", [DiskMachine, NativeDiskMachine, SealedDiskMachine, FolderMachine])
 def test_a_tier_returns_what_was_put_or_nothing(machine: type[TierMachine]) -> None:
-    if machine is CompiledDiskMachine and library() is None:
+    if machine is NativeDiskMachine and library() is None:
         pytest.skip("no native code for this processor")
     run_state_machine_as_test(machine, settings=settings(max_examples=20, stateful_step_count=25, deadline=None))
