@@ -190,7 +190,7 @@ def _with_empty_cache(llm: LLM) -> Iterator[LLM]:
 @pytest.fixture
 def loads_are_worth_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """What a tier has is loaded, even if a tiny model computes it as fast, or this machine is slow just now."""
-    from radixkv.tiers.rates import Rates
+    from radixkv.tiers.moves.rates import Rates
 
     monkeypatch.setattr(Rates, "compute_seconds", lambda rates, num_tokens: 1000.0)
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
-    from radixkv.tiers.maintenance import StoreInfo
+    from radixkv.tiers.disk.maintenance import StoreInfo
 
 app = typer.Typer(no_args_is_help=True, help="Folders of stored blocks: info, verify, prune, clear.")
 
@@ -23,7 +23,7 @@ def info(
     folder: Folder, namespaces: Annotated[bool, typer.Option("--namespaces", help="also list namespaces")] = False
 ) -> None:
     """What is stored, of which models, and who writes to it; ends with status 1 if a store cannot be read."""
-    from radixkv.tiers.maintenance import describe
+    from radixkv.tiers.disk.maintenance import describe
 
     failed = False
     for path in _stores(folder):
@@ -43,7 +43,7 @@ def info(
 @app.command()
 def verify(folder: Folder) -> None:
     """Read all blocks and compare their checksums; ends with status 1 if one is not as it was written."""
-    from radixkv.tiers.maintenance import verify
+    from radixkv.tiers.disk.maintenance import verify
 
     def verified(path: Path) -> tuple[str, int]:
         found = verify(path)
@@ -65,7 +65,7 @@ def prune(
     import math
     import time
 
-    from radixkv.tiers.maintenance import prune
+    from radixkv.tiers.disk.maintenance import prune
 
     if max_gib is None and unused_days is None:
         raise typer.BadParameter("expected --max-gib or --unused-days")
@@ -84,7 +84,7 @@ def clear(
 ) -> None:
     """Forget everything, or one namespace, and overwrite it or give its space back; status 1 if no store has it."""
     from radixkv.tiers.block_key import DIGEST_BYTES
-    from radixkv.tiers.maintenance import clear
+    from radixkv.tiers.disk.maintenance import clear
 
     try:
         digest = None if namespace is None else bytes.fromhex(namespace)
@@ -129,7 +129,7 @@ def _forgotten(count: int) -> tuple[str, int]:
 
 
 def _stores(folder: Path) -> list[Path]:
-    from radixkv.tiers.store_folder import store_folders
+    from radixkv.tiers.disk.store_folder import store_folders
 
     paths = list(store_folders(folder))
     if not paths:

@@ -29,19 +29,19 @@ from radixkv.memory.pages import take_pages
 from radixkv.observe.explain import TierPart
 from radixkv.routing import PrefillRate
 from radixkv.scheduling.prefix_loads import PrefixLoads
-from radixkv.tiers.block_moves import BlockMoves
-from radixkv.tiers.known_blocks import KnownBlocks
-from radixkv.tiers.loader import BlockLoader
-from radixkv.tiers.other_stores import OtherStores
-from radixkv.tiers.prefix_keys import PrefixKeys, namespace_group
-from radixkv.tiers.prefix_search import find_prefix
-from radixkv.tiers.rates import Rates
+from radixkv.tiers.disk.other_stores import OtherStores
+from radixkv.tiers.disk.stored_pins import StoredPins
+from radixkv.tiers.moves.block_moves import BlockMoves
+from radixkv.tiers.moves.known_blocks import KnownBlocks
+from radixkv.tiers.moves.loader import BlockLoader
+from radixkv.tiers.moves.prefix_keys import PrefixKeys, namespace_group
+from radixkv.tiers.moves.prefix_search import find_prefix
+from radixkv.tiers.moves.rates import Rates
+from radixkv.tiers.moves.writer import BlockWriter
 from radixkv.tiers.stack import TierStack
 from radixkv.tiers.stats import TierTotals
-from radixkv.tiers.stored_pins import StoredPins
 from radixkv.tiers.tier import Tier
 from radixkv.tiers.tier_events import TierEvents
-from radixkv.tiers.writer import BlockWriter
 
 _log = logging.getLogger(__name__)
 

@@ -24,8 +24,8 @@ from radixkv.cache import Pin, PinQuotaExceeded, PrefixCache
 from radixkv.cache.tokens import TOKEN_BYTES, TokenIds, decode, encode
 from radixkv.engine.kv_tiers import KVTiers
 from radixkv.scheduling.request import Request
-from radixkv.tiers.prefix_keys import namespace_group
-from radixkv.tiers.stored_pins import StoredPin, StoredPins
+from radixkv.tiers.disk.stored_pins import StoredPin, StoredPins
+from radixkv.tiers.moves.prefix_keys import namespace_group
 
 _log = logging.getLogger(__name__)
 

@@ -19,16 +19,16 @@ from radixkv.model.loader import LoadedModel
 from radixkv.routing import PrefillRate
 from radixkv.sizes import parse_size
 from radixkv.tiers.block_format import BlockFormat
+from radixkv.tiers.disk.namespace_secret import find_secret, is_server
+from radixkv.tiers.disk.other_stores import OtherStores
+from radixkv.tiers.disk.slot_reader import slot_bytes_of
 from radixkv.tiers.disk_tier import DiskTier
 from radixkv.tiers.encryption import read_key
 from radixkv.tiers.folder_blobs import FolderBlobs
 from radixkv.tiers.host_tier import HostTier
-from radixkv.tiers.namespace_secret import find_secret, is_server
-from radixkv.tiers.other_stores import OtherStores
 from radixkv.tiers.record import RecordCodec
 from radixkv.tiers.redis_blobs import RedisBlobs
 from radixkv.tiers.shared_tier import BlobStore, SharedTier
-from radixkv.tiers.slot_reader import slot_bytes_of
 from radixkv.tiers.tier import Tier
 from radixkv.tiers.tier_events import TierEvents
 from radixkv_cpu import library, read_records

@@ -20,7 +20,7 @@ from radixkv.memory.kv_pool import KVPool
 from radixkv.memory.pages import take_pages
 from radixkv.memory.spare_rows import SpareRows
 from radixkv.memory.upload import to_device
-from radixkv.tiers.pool_rows import PoolRows
+from radixkv.tiers.moves.pool_rows import PoolRows
 from radixkv_cpu import BlockParts, library
 
 Index = slice | NDArray[np.int32]

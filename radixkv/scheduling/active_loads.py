@@ -9,9 +9,9 @@ from radixkv.cache import BlockTable
 from radixkv.cache.tokens import TOKEN_BYTES, common_tokens
 from radixkv.outputs import RequestMetrics
 from radixkv.scheduling.request import SequenceGroup
-from radixkv.tiers.load import Load
-from radixkv.tiers.loader import BlockLoader
-from radixkv.tiers.rates import Rates
+from radixkv.tiers.moves.load import Load
+from radixkv.tiers.moves.loader import BlockLoader
+from radixkv.tiers.moves.rates import Rates
 
 
 @dataclass(eq=False, slots=True)

@@ -26,10 +26,10 @@ from radixkv.scheduling.load_claims import LoadClaims
 from radixkv.scheduling.prefix_look_ups import PrefixLookUps
 from radixkv.scheduling.request import SequenceGroup
 from radixkv.scheduling.waiting_prefix import WaitingPrefix
-from radixkv.tiers.block_moves import BlockMoves
-from radixkv.tiers.load import Load, LookUp
-from radixkv.tiers.loader import BlockLoader
-from radixkv.tiers.rates import Rates
+from radixkv.tiers.moves.block_moves import BlockMoves
+from radixkv.tiers.moves.load import Load, LookUp
+from radixkv.tiers.moves.loader import BlockLoader
+from radixkv.tiers.moves.rates import Rates
 from radixkv.tiers.stack import Span
 
 # The time that a load or a look-up may take while that of computing is unknown; once it is known, the time beyond twice it.

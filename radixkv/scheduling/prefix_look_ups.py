@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import logging
 
-from radixkv.tiers.load import LookUp
-from radixkv.tiers.loader import BlockLoader
+from radixkv.tiers.moves.load import LookUp
+from radixkv.tiers.moves.loader import BlockLoader
 from radixkv.tiers.stack import Span
 
 _log = logging.getLogger(__name__)

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from radixkv.scheduling.active_loads import ActiveLoad
 from radixkv.scheduling.load_claims import Claim
 from radixkv.scheduling.request import SequenceGroup
-from radixkv.tiers.load import LookUp
+from radixkv.tiers.moves.load import LookUp
 
 # Most loads for a group: what was loaded may be evicted before the group is admitted, and is then loaded again.
 _MAX_LOADS = 3

@@ -35,7 +35,7 @@ from radixkv.server.transport.listener import address_of, is_private, listen, li
 from radixkv.server.transport.open_connections import OpenConnections, possible_connections
 from radixkv.server.transport.ports import OnPort, Port
 from radixkv.server.transport.tls import TlsConnection, tls_context
-from radixkv.tiers.namespace_secret import find_secret
+from radixkv.tiers.disk.namespace_secret import find_secret
 
 if TYPE_CHECKING:
     from opentelemetry.trace import Tracer

@@ -26,7 +26,7 @@ class BlockKey:
 
     Attributes:
         namespace: what a tier clears by. An engine uses one for a group of namespaces, such as all of one tenant's (see
-            `radixkv.tiers.prefix_keys.PrefixKeys.group`).
+            `radixkv.tiers.moves.prefix_keys.PrefixKeys.group`).
         digest: covers the namespace, the fingerprint, and all tokens up to the block's end.
         tokens: the block's own tokens, int32 little-endian.
         is_whole: False: it is partly filled, and the last of its prefix.

@@ -10,19 +10,19 @@ from radixkv.cache.arguments import check_count, check_path
 from radixkv.tiers.backoff import Backoff
 from radixkv.tiers.block_format import BlockFormat
 from radixkv.tiers.block_key import BlockKey
-from radixkv.tiers.open_store import Found, MediumErrors
+from radixkv.tiers.disk.open_store import Found, MediumErrors
+from radixkv.tiers.disk.slot_reader import RecordsReader, SlotReader, slot_bytes_of
+from radixkv.tiers.disk.slot_table import SlotTable
+from radixkv.tiers.disk.store_reader import StoreReader
+from radixkv.tiers.disk.store_writer import StoreWriter
+from radixkv.tiers.disk.stored_pins import StoredPins
 from radixkv.tiers.record import RecordCodec, Verdict
-from radixkv.tiers.slot_reader import RecordsReader, SlotReader, slot_bytes_of
-from radixkv.tiers.slot_table import SlotTable
 from radixkv.tiers.stats import StoreCounters, StoreStats
-from radixkv.tiers.store_reader import StoreReader
-from radixkv.tiers.store_writer import StoreWriter
-from radixkv.tiers.stored_pins import StoredPins
 from radixkv.tiers.tier import BlockBytes
 
 
 class DiskTier:
-    """A tier in a folder of one disk; see `radixkv.tiers.store_folder` for what is in it.
+    """A tier in a folder of one disk; see `radixkv.tiers.disk.store_folder` for what is in it.
 
     The index is read into memory when the store is opened, blocks only when they are asked for. A thread writes. The least
     recently put or read blocks are evicted first; of a prefix, its last ones.
@@ -36,7 +36,7 @@ class DiskTier:
         secret: of the names of namespaces, to be kept in ``root``. A root with another one is not used. None: it is kept
             elsewhere.
         read_only: read what another process writes; never put, clear or forget anything.
-        read_records: see `radixkv.tiers.slot_reader.SlotReader`.
+        read_records: see `radixkv.tiers.disk.slot_reader.SlotReader`.
         clock: seconds, for statistics and for when to try a failed disk again.
 
     Attributes:

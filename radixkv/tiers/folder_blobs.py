@@ -17,10 +17,10 @@ from pathlib import Path
 
 from radixkv.cache.arguments import check_count, check_path
 from radixkv.threads import FutureThreads
-from radixkv.tiers.mount import Mount
-from radixkv.tiers.namespace_secret import keep_secret
+from radixkv.tiers.disk.mount import Mount
+from radixkv.tiers.disk.namespace_secret import keep_secret
+from radixkv.tiers.disk.store_folder import identity_of
 from radixkv.tiers.shared_tier import PartlyWrittenError
-from radixkv.tiers.store_folder import identity_of
 
 NUM_THREADS = 4
 # A file whose time is further in the future was used when some machine's clock was ahead.

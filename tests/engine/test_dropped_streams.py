@@ -19,8 +19,8 @@ from support.tiny_engine import assert_empty, tiny
 from radixkv import LLM, RequestOutput
 from radixkv.cache.block_table import BlockTable
 from radixkv.engine.kv_tiers import KVTiers
+from radixkv.tiers.disk.store_writer import StoreWriter
 from radixkv.tiers.disk_tier import DiskTier
-from radixkv.tiers.store_writer import StoreWriter
 
 
 def begun(llm: LLM) -> Iterator[RequestOutput]:

@@ -9,7 +9,7 @@ from support.dict_tier import DictTier
 from support.tiered_llm import answers, blocks_below, evict, evict_all, make
 
 from radixkv import LLM
-from radixkv.tiers.known_blocks import KnownBlocks
+from radixkv.tiers.moves.known_blocks import KnownBlocks
 
 pytestmark = pytest.mark.usefixtures("loads_are_worth_it")
 

@@ -10,8 +10,8 @@ import pytest
 from support.tiered_llm import GREEDY, PROMPTS, make
 
 from radixkv import LLM
-from radixkv.tiers.maintenance import describe, verify
-from radixkv.tiers.store_folder import store_folders
+from radixkv.tiers.disk.maintenance import describe, verify
+from radixkv.tiers.disk.store_folder import store_folders
 
 pytestmark = pytest.mark.usefixtures("loads_are_worth_it")
 

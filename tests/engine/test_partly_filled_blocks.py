@@ -15,10 +15,10 @@ from radixkv import LLM, SamplingParams
 from radixkv.cache.tokens import encode
 from radixkv.prompts import Prompt
 from radixkv.tiers.block_key import BlockKey
-from radixkv.tiers.prefix_keys import PrefixKeys
-from radixkv.tiers.prefix_search import find_prefix
+from radixkv.tiers.moves.prefix_keys import PrefixKeys
+from radixkv.tiers.moves.prefix_search import find_prefix
+from radixkv.tiers.moves.writer import PrefixBlocks
 from radixkv.tiers.stack import Span, TierStack
-from radixkv.tiers.writer import PrefixBlocks
 
 pytestmark = pytest.mark.usefixtures("loads_are_worth_it")
 

@@ -25,15 +25,15 @@ from radixkv.testing import CheckedCache, PrefixCacheAdapter
 from radixkv.testing.machine import cache_machine
 from radixkv.testing.shadow_memory import ShadowMemory
 from radixkv.testing.strategies import PoolShape, pool_shapes
-from radixkv.tiers import loader, writer
-from radixkv.tiers.block_moves import BlockMoves
-from radixkv.tiers.known_blocks import KnownBlocks
-from radixkv.tiers.loader import BlockLoader
-from radixkv.tiers.prefix_keys import PrefixKeys
-from radixkv.tiers.rates import Rates
+from radixkv.tiers.moves import loader, writer
+from radixkv.tiers.moves.block_moves import BlockMoves
+from radixkv.tiers.moves.known_blocks import KnownBlocks
+from radixkv.tiers.moves.loader import BlockLoader
+from radixkv.tiers.moves.prefix_keys import PrefixKeys
+from radixkv.tiers.moves.rates import Rates
+from radixkv.tiers.moves.writer import BlockWriter
 from radixkv.tiers.stack import TierStack
 from radixkv.tiers.tier import BlockBytes
-from radixkv.tiers.writer import BlockWriter
 
 MEANWHILE = ("nothing", "clear", "abort", "give up")
 

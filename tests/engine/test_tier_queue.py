@@ -12,7 +12,7 @@ from support.time_limit import HANGING
 
 from radixkv import LLM
 from radixkv.cache.tokens import encode
-from radixkv.tiers import block_moves, wanted_prefixes
+from radixkv.tiers.moves import block_moves, wanted_prefixes
 
 pytestmark = pytest.mark.usefixtures("loads_are_worth_it")
 

@@ -21,8 +21,8 @@ from radixkv import LLM
 from radixkv.engine.clearing import ALL_NAMESPACES, NamespaceSelection
 from radixkv.errors import StoreInUseError
 from radixkv.tiers.block_key import BlockKey
-from radixkv.tiers.prefix_keys import PrefixKeys
-from radixkv.tiers.rates import Rates
+from radixkv.tiers.moves.prefix_keys import PrefixKeys
+from radixkv.tiers.moves.rates import Rates
 from radixkv.tiers.stack import TierStack
 from radixkv.tiers.tier import BlockBytes
 

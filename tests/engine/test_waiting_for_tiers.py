@@ -25,13 +25,13 @@ from radixkv.errors import NoBlocksLeftError
 from radixkv.serving.engine_thread import EngineThread
 from radixkv.serving.heartbeat import Heartbeat
 from radixkv.threads import Worker
-from radixkv.tiers.load import Load, LookUp
-from radixkv.tiers.loader import BlockLoader
-from radixkv.tiers.pool_rows import PoolRows
-from radixkv.tiers.prefix_keys import PrefixKeys
+from radixkv.tiers.moves.load import Load, LookUp
+from radixkv.tiers.moves.loader import BlockLoader
+from radixkv.tiers.moves.pool_rows import PoolRows
+from radixkv.tiers.moves.prefix_keys import PrefixKeys
+from radixkv.tiers.moves.writer import BlockWriter, PrefixBlocks
 from radixkv.tiers.stack import Span, TierStack
 from radixkv.tiers.tier import BlockBytes
-from radixkv.tiers.writer import BlockWriter, PrefixBlocks
 
 # Eight prompts of 41 tokens that have nothing in common: with their answers, they need 96 blocks.
 UNLIKE: list[Any] = [{"prompt_token_ids": [(i * i + 13 * n) % 190 + 3 for i in range(41)]} for n in range(8)]

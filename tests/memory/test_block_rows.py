@@ -19,10 +19,10 @@ from radixkv.memory import KVPool, block_rows
 from radixkv.memory.block_rows import BlockRows
 from radixkv.memory.kv_pool import LayerShape
 from radixkv.memory.spare_rows import SpareRows
-from radixkv.tiers.loader import BlockLoader
-from radixkv.tiers.prefix_keys import PrefixKeys
+from radixkv.tiers.moves.loader import BlockLoader
+from radixkv.tiers.moves.prefix_keys import PrefixKeys
+from radixkv.tiers.moves.writer import BlockWriter
 from radixkv.tiers.stack import TierStack
-from radixkv.tiers.writer import BlockWriter
 
 LAYERS = [LayerShape(2, 8, 4), LayerShape(1, 3, 5)]
 

@@ -8,8 +8,8 @@ import pytest
 from support.prefix_load_driver import SHORT_STEM, SIZE, STEM, Driver, unlike
 
 from radixkv.routing import PrefillRate
-from radixkv.tiers.load import LookUp
-from radixkv.tiers.rates import Rates
+from radixkv.tiers.moves.load import LookUp
+from radixkv.tiers.moves.rates import Rates
 from radixkv.tiers.stack import Span
 
 

@@ -10,10 +10,10 @@ from typing import Any
 from support.tier_model import FORMAT, prefix_keys, random_blocks
 
 from radixkv.tiers.block_key import BlockKey
+from radixkv.tiers.disk.slot_index import SlotIndex
+from radixkv.tiers.disk.stored_pins import StoredPin
 from radixkv.tiers.disk_tier import DiskTier
 from radixkv.tiers.shared_tier import SharedTier
-from radixkv.tiers.slot_index import SlotIndex
-from radixkv.tiers.stored_pins import StoredPin
 
 KEYS = prefix_keys("ann", *range(6))
 BOB = prefix_keys("bob", *range(3))

@@ -19,8 +19,8 @@ from radixkv.scheduling.request import Request, SequenceGroup, TokenSequence
 from radixkv.scheduling.scheduler import Scheduler
 from radixkv.scheduling.tenant_share import TenantShare
 from radixkv.tiers.block_key import block_keys
-from radixkv.tiers.load import Load, LookUp
-from radixkv.tiers.rates import Rates
+from radixkv.tiers.moves.load import Load, LookUp
+from radixkv.tiers.moves.rates import Rates
 from radixkv.tiers.stack import Span
 
 SIZE = 4

@@ -11,12 +11,12 @@ from support.disk_tiers import BLOCKS, BOB, SLOT, OpenTier, put, tier_in
 from support.key_value_server import EXECUTABLE, KeyValueServer
 from support.tier_model import FORMAT, FakeClock
 
-from radixkv.tiers import store_writer
 from radixkv.tiers.block_format import BlockFormat
+from radixkv.tiers.disk import store_writer
+from radixkv.tiers.disk.slot_index import SlotIndex
+from radixkv.tiers.disk.slot_reader import RecordsReader
+from radixkv.tiers.disk.store_folder import store_folders
 from radixkv.tiers.disk_tier import DiskTier
-from radixkv.tiers.slot_index import SlotIndex
-from radixkv.tiers.slot_reader import RecordsReader
-from radixkv.tiers.store_folder import store_folders
 from radixkv_cpu import library, read_records
 
 

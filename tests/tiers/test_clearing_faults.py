@@ -20,12 +20,12 @@ from support.disk_tiers import BLOCKS, KEYS, SLOT, OpenTier, bytes_of_blocks_in,
 from support.faulty_os import FaultyOs
 from support.tier_model import FORMAT, FakeClock, get, prefix_keys
 
-from radixkv.tiers import slot_files, store_writer
+from radixkv.tiers.disk import slot_files, store_writer
+from radixkv.tiers.disk.open_store import OpenStore
+from radixkv.tiers.disk.slot_files import SlotFiles
+from radixkv.tiers.disk.slot_index import IndexedPin, SlotIndex
+from radixkv.tiers.disk.store_writer import StoreWriter
 from radixkv.tiers.disk_tier import DiskTier
-from radixkv.tiers.open_store import OpenStore
-from radixkv.tiers.slot_files import SlotFiles
-from radixkv.tiers.slot_index import IndexedPin, SlotIndex
-from radixkv.tiers.store_writer import StoreWriter
 
 
 @pytest.mark.parametrize("everything", [False, True], ids=["a namespace", "everything"])
@@ -242,7 +242,7 @@ def test_what_was_cleared_while_the_disk_was_gone_is_not_there_when_it_is_back(
     put(tier)
     put(tier, prefix_keys("bob", 1), BLOCKS[:1])
     tier.close()
-    with mock.patch("radixkv.tiers.open_store.FolderLock", side_effect=OSError("gone")):
+    with mock.patch("radixkv.tiers.disk.open_store.FolderLock", side_effect=OSError("gone")):
         tier = open_tier()
         tier.clear(KEYS[0].namespace)
     clock.now += 60
@@ -299,7 +299,7 @@ def test_what_is_cleared_while_a_disk_comes_back_is_not_found(
     put(tier)
     tier.pins.add(pin_of(KEYS[0]))
     tier.close()
-    with mock.patch("radixkv.tiers.open_store.FolderLock", side_effect=OSError("gone")):
+    with mock.patch("radixkv.tiers.disk.open_store.FolderLock", side_effect=OSError("gone")):
         tier = open_tier()
 
     load = tier.pins.load
@@ -327,7 +327,7 @@ def test_what_is_put_after_everything_was_cleared_while_a_disk_comes_back_stays(
     tier = open_tier()
     put(tier)
     tier.close()
-    with mock.patch("radixkv.tiers.open_store.FolderLock", side_effect=OSError("gone")):
+    with mock.patch("radixkv.tiers.disk.open_store.FolderLock", side_effect=OSError("gone")):
         tier = open_tier()
 
     load, later = tier.pins.load, prefix_keys("bob", 1, 2)

@@ -13,8 +13,8 @@ import pytest
 from support.disk_tiers import BLOCKS, BOB, KEYS, OpenTier, pin_of, put
 from support.tier_model import FakeClock, prefix_keys
 
-from radixkv.tiers.slot_files import SlotFiles
-from radixkv.tiers.slot_index import SlotIndex
+from radixkv.tiers.disk.slot_files import SlotFiles
+from radixkv.tiers.disk.slot_index import SlotIndex
 
 
 def test_a_clear_that_the_disk_refused_is_made_up_for(open_tier: OpenTier, clock: FakeClock) -> None:

@@ -21,8 +21,8 @@ from support.faulty_os import FaultyOs, disconnected
 from support.tier_model import FORMAT, FakeClock, get, prefix_keys
 
 from radixkv.tiers import folder_blobs
+from radixkv.tiers.disk.namespace_secret import namespace_secret
 from radixkv.tiers.folder_blobs import FolderBlobs
-from radixkv.tiers.namespace_secret import namespace_secret
 from radixkv.tiers.shared_tier import SharedTier
 
 

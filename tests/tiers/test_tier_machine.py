@@ -25,13 +25,14 @@ from hypothesis.stateful import (
 from support.faulty_os import FAULTS, FaultyOs
 from support.tier_model import FORMAT, FakeClock, TierModel, get, partly_filled, prefix_keys, random_blocks
 
-from radixkv.tiers import folder_blobs, slot_files
+from radixkv.tiers import folder_blobs
 from radixkv.tiers.block_key import BlockKey, namespace_digest
+from radixkv.tiers.disk import slot_files
+from radixkv.tiers.disk.slot_index import SlotIndex
+from radixkv.tiers.disk.slot_reader import RecordsReader
 from radixkv.tiers.disk_tier import DiskTier
 from radixkv.tiers.folder_blobs import FolderBlobs
 from radixkv.tiers.shared_tier import SharedTier
-from radixkv.tiers.slot_index import SlotIndex
-from radixkv.tiers.slot_reader import RecordsReader
 from radixkv.tiers.tier import BlockBytes
 from radixkv_cpu import library, read_records
 

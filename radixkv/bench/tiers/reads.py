@@ -26,10 +26,10 @@ from radixkv.bench.common.machine import describe_machine
 from radixkv.bench.common.tables import figure_table
 from radixkv.tiers.block_format import BlockFormat
 from radixkv.tiers.block_key import DIGEST_BYTES, block_keys, namespace_digest
+from radixkv.tiers.disk.slot_files import SlotFiles
+from radixkv.tiers.disk.slot_index import IndexedBlock, SlotIndex
+from radixkv.tiers.disk.store_folder import store_folders
 from radixkv.tiers.disk_tier import DiskTier
-from radixkv.tiers.slot_files import SlotFiles
-from radixkv.tiers.slot_index import IndexedBlock, SlotIndex
-from radixkv.tiers.store_folder import store_folders
 from radixkv.tiers.tier import BlockBytes
 from radixkv_cpu import library, read_records
 

@@ -1,0 +1,276 @@
+"""What a disk tier remembers of pins, whatever happens to its disk."""
+
+from __future__ import annotations
+
+import errno
+import shutil
+import sqlite3
+import threading
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import pytest
+from support.disk_tiers import OpenTier, index_of, mount, put, unmount
+from support.tier_model import BLOCK_SIZE, FORMAT, FakeClock
+
+from radixkv.tiers.block_key import namespace_digest
+from radixkv.tiers.disk.slot_files import SlotFiles
+from radixkv.tiers.disk.slot_index import IndexedPin, SlotIndex
+from radixkv.tiers.disk.store_writer import StoreWriter
+from radixkv.tiers.disk.stored_pins import StoredPin, StoredPins
+from radixkv.tiers.record import RecordCodec
+
+ANN, BEN = (namespace_digest(b"", name) for name in ("ann", "ben"))
+TOKENS = b"in words" * BLOCK_SIZE
+LATER = 4e12  # seconds since 1970
+
+
+def pin(name: str, group: bytes = ANN, expires_at: float | None = LATER, by_tenant: bool = False) -> StoredPin:
+    return StoredPin(name, group, group, TOKENS, expires_at, by_tenant)
+
+
+def test_a_pin_in_a_log_shows_no_prompt() -> None:
+    assert "in words" not in repr(pin("one"))
+
+
+@pytest.mark.parametrize("key", [None, bytes(range(32))])
+def test_pins_are_there_again_until_they_expire(open_tier: OpenTier, tmp_path: Path, key: bytes | None) -> None:
+    tier = open_tier(key=key)
+    kept = [pin("one"), pin("two", BEN, None), pin("three", by_tenant=True)]
+    for each in [*kept, pin("over", expires_at=1.0), pin("released")]:
+        tier.pins.add(each)
+    tier.pins.remove("released")
+    assert tier.pins.waiting() == []  # they are in force
+    tier.close()
+    files = b"".join(path.read_bytes() for path in tmp_path.glob("store/*/index.sqlite*"))
+    assert (TOKENS in files) == (key is None)
+    tier = open_tier(key=key)
+    assert tier.pins.waiting() == kept
+    assert tier.pins.waiting(BEN) == kept[1:2]
+    tier.pins.comes_into_force("one")
+    assert tier.pins.waiting(ANN) == kept[2:]
+    tier.close()
+    assert open_tier(key=key).pins.waiting() == kept
+
+
+@pytest.mark.parametrize("cleared", [False, True])
+def test_of_a_pin_that_is_gone_nothing_is_left_in_the_index_and_its_log(
+    open_tier: OpenTier, tmp_path: Path, cleared: bool
+) -> None:
+    tier = open_tier()
+    for name in ("one", "other"):
+        tier.pins.add(replace(pin(name, BEN), tokens=name.encode() * 4 * BLOCK_SIZE))
+        assert tier.flush(600)
+
+    def is_found(name: str) -> bool:
+        return any(name.encode() * 4 in path.read_bytes() for path in tmp_path.glob("store/*/index.sqlite*"))
+
+    assert is_found("one")
+    if cleared:
+        tier.clear(BEN)
+    else:
+        tier.pins.remove("one")
+    assert tier.flush(600)
+    assert not is_found("one")
+    assert is_found("other") != cleared
+
+
+def test_pins_are_gone_from_the_index_when_they_are_cleared(
+    open_tier: OpenTier, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However much the thread that writes has to do before."""
+    tier = open_tier()
+    tier.pins.add(pin("one"))
+    assert tier.flush(600)
+    monkeypatch.setattr(StoreWriter, "_tidy", lambda writer: None)
+    tier.clear(ANN)
+    index = index_of(tmp_path)
+    assert index.pins() == []
+    index.close()
+
+
+def test_what_a_disk_could_not_be_told_it_is_told_later(open_tier: OpenTier, monkeypatch: pytest.MonkeyPatch) -> None:
+    tier = open_tier()
+    for name in ("old", "kept"):
+        tier.pins.add(pin(name, BEN if name == "old" else ANN))
+    assert tier.flush(600)
+    change, clear = SlotIndex.change_pins, SlotIndex.clear
+    monkeypatch.setattr(SlotIndex, "change_pins", full)
+    monkeypatch.setattr(SlotIndex, "clear", full)
+    tier.pins.add(pin("new"))
+    assert tier.flush(600)
+    tier.clear(BEN)
+    assert tier.stats.errors >= 2
+    monkeypatch.setattr(SlotIndex, "change_pins", change)
+    monkeypatch.setattr(SlotIndex, "clear", clear)
+    tier.close()
+    assert [each.name for each in open_tier().pins.waiting()] == ["kept", "new"]
+
+
+@pytest.mark.parametrize("waits", [False, True], ids=["when the disk may be used", "when it is left alone"])
+def test_pins_that_change_after_a_disk_failed_are_written(open_tier: OpenTier, clock: FakeClock, waits: bool) -> None:
+    """Unless blocks were written after that, they were forgotten, even by a process that was closed in order."""
+    tier = open_tier()
+    tier.pins.add(pin("old"))
+    with mock.patch.object(SlotFiles, "write", side_effect=OSError(errno.EIO, "unwritable")):
+        put(tier)
+    assert tier.stats.errors == 1
+    clock.now += 0 if waits else 60
+    tier.pins.remove("old")
+    tier.pins.add(pin("new"))
+    assert tier.flush(600)
+    assert tier.pins.has_unwritten == waits
+    tier.close()
+    assert open_tier().pins.waiting() == [pin("new")]
+
+
+def test_what_is_pinned_after_a_clearing_that_waits_stays_pinned(
+    open_tier: OpenTier, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was written just before the clearing's turn at the index came, and was deleted with what had been pinned before."""
+    tier = open_tier()
+    tier.pins.add(pin("old"))
+    assert tier.flush(600)
+    commit, clear = StoredPins.commit, StoredPins.clear
+    cleared = threading.Event()
+    clearing = threading.Thread(target=tier.clear, args=(ANN,))
+
+    def note_cleared(pins: StoredPins, group: bytes | None) -> None:
+        clear(pins, group)
+        cleared.set()
+
+    def commit_later(pins: StoredPins, index: SlotIndex) -> None:
+        if not cleared.is_set():
+            clearing.start()
+            assert cleared.wait(600)
+            pins.add(pin("new"))
+        commit(pins, index)
+
+    monkeypatch.setattr(StoredPins, "clear", note_cleared)
+    monkeypatch.setattr(StoredPins, "commit", commit_later)
+    tier.pins.add(pin("older"))
+    assert tier.flush(600)
+    clearing.join()
+    tier.close()
+    assert open_tier().pins.waiting() == [pin("new")]
+
+
+@pytest.mark.parametrize("pinned", ["before", "afterwards", "in an earlier process"])
+def test_pins_are_written_into_a_folder_that_was_emptied(open_tier: OpenTier, tmp_path: Path, pinned: str) -> None:
+    """They stayed in the deleted index."""
+    tier = open_tier()
+    if pinned != "afterwards":
+        tier.pins.add(pin("kept"))
+        assert tier.flush(600)
+    if pinned == "in an earlier process":
+        tier.close()
+        tier = open_tier()
+    shutil.rmtree(tmp_path / "store")
+    if pinned == "afterwards":
+        tier.pins.add(pin("kept"))
+    tier.close()
+    assert open_tier().pins.waiting() == [pin("kept")]
+
+
+def test_pins_of_a_disk_that_came_into_place_wait(open_tier: OpenTier, tmp_path: Path) -> None:
+    """Only those of the first folder that a process opened were ever seen."""
+    tier = open_tier()
+    tier.pins.add(pin("on the disk"))
+    tier.close()
+    unmount(tmp_path)
+    tier = open_tier()
+    mount(tmp_path)
+    tier.pins.add(pin("new"))
+    assert tier.flush(600)
+    assert tier.pins.waiting() == [pin("on the disk")]
+    tier.close()
+    assert {each.name for each in open_tier().pins.waiting()} == {"on the disk", "new"}
+
+
+def test_pins_of_a_disk_on_which_they_are_still_to_be_cleared_do_not_wait(
+    open_tier: OpenTier, clock: FakeClock
+) -> None:
+    tier = open_tier()
+    for group in (ANN, BEN):
+        tier.pins.add(pin(group.hex(), group))
+    tier.close()
+    with mock.patch("radixkv.tiers.disk.open_store.FolderLock", side_effect=OSError("gone")):
+        tier = open_tier()
+    tier.clear(ANN)
+    clock.now += 60
+    put(tier)
+    for _ in range(2):
+        assert tier.pins.waiting() == [pin(BEN.hex(), BEN)]
+        tier.close()
+        tier = open_tier()
+
+
+def full(*args: object) -> None:
+    raise sqlite3.OperationalError("database or disk is full")
+
+
+def test_of_what_one_tenant_had_pinned_the_latest_come_back(open_tier: OpenTier) -> None:
+    tier = open_tier()
+    for number in range(70):
+        tier.pins.add(pin(f"{number}", by_tenant=True))
+    tier.pins.add(pin("of another", BEN, by_tenant=True))
+    tier.close()
+    waiting = [each.name for each in open_tier().pins.waiting()]
+    assert sorted(waiting) == sorted([*(f"{number}" for number in range(6, 70)), "of another"])
+
+
+def test_a_tenants_limit_counts_only_its_own_pins_that_last(open_tier: OpenTier) -> None:
+    """The administrator's pin for a tenant was deleted once the tenant had 64 of its own, expired ones included."""
+    tier = open_tier()
+    tier.pins.add(pin("administrator's", expires_at=None))
+    tier.pins.add(pin("first", by_tenant=True))
+    for number in range(63):
+        tier.pins.add(pin(f"{number}", by_tenant=True))
+    tier.pins.add(pin("over", expires_at=1.0, by_tenant=True))
+    tier.close()
+    tier = open_tier()
+    waiting = [each.name for each in tier.pins.waiting()]
+    assert waiting == ["administrator's", "first", *(f"{number}" for number in range(63))]
+    tier.pins.add(pin("latest", by_tenant=True))
+    tier.close()
+    waiting = [each.name for each in open_tier().pins.waiting()]
+    assert waiting == ["administrator's", *(f"{number}" for number in range(63)), "latest"]
+
+
+def test_rows_that_make_no_sense_are_no_pins(open_tier: OpenTier, tmp_path: Path) -> None:
+    tier = open_tier()
+    tier.pins.add(pin("sound"))
+    tier.close()
+    rows: Iterable[IndexedPin] = [
+        IndexedPin("tokens", ANN, ANN, False, None, TOKENS[:-1]),
+        IndexedPin("none", ANN, ANN, False, None, b""),
+        IndexedPin("digest", ANN[:-1], ANN, False, None, TOKENS),
+        IndexedPin("time", ANN, ANN, False, "soon", TOKENS),  # type: ignore[arg-type]
+    ]
+    index = index_of(tmp_path)
+    index.change_pins([], [], rows)
+    index.close()
+    assert [each.name for each in open_tier().pins.waiting()] == ["sound"]
+
+
+def test_a_group_that_is_cleared_again_while_that_is_written_is_cleared_again(tmp_path: Path) -> None:
+    """A pin of it came between the two times, and was there again after a restart, with its prompt."""
+    pins, index = StoredPins(RecordCodec(FORMAT), lambda: None), SlotIndex(tmp_path, writable=True)
+    change_pins = SlotIndex.change_pins
+
+    def clear_and_change(*arguments: Any) -> None:
+        pins.clear(ANN)
+        change_pins(*arguments)
+
+    pins.clear(ANN)
+    pins.add(pin("one"))
+    with mock.patch.object(SlotIndex, "change_pins", clear_and_change):
+        pins.commit(index)
+    assert pins.has_unwritten
+    pins.commit(index)
+    assert index.pins() == []
+    assert not pins.has_unwritten
+    index.close()

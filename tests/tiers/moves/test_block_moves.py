@@ -1,0 +1,77 @@
+"""Which blocks go down from a cache, without an engine."""
+
+from __future__ import annotations
+
+from typing import cast
+
+import numpy as np
+from numpy.typing import NDArray
+from support.dict_tier import DictTier
+
+from radixkv.cache import PrefixCache
+from radixkv.cache.tokens import encode
+from radixkv.tiers.moves import block_moves
+from radixkv.tiers.moves.block_moves import BlockMoves
+from radixkv.tiers.moves.known_blocks import KnownBlocks
+from radixkv.tiers.moves.pool_rows import PoolRows
+from radixkv.tiers.moves.prefix_keys import PrefixKeys
+from radixkv.tiers.moves.writer import BlockWriter
+from radixkv.tiers.stack import TierStack
+from radixkv.tiers.tier import BlockBytes
+
+
+class Rows:
+    """Of a pool; each block holds its id."""
+
+    nbytes = 4
+
+    def read(self, block_ids: NDArray[np.int32]) -> BlockBytes:
+        return block_ids.copy().view(np.uint8).reshape(-1, 4)
+
+    def fence(self) -> None:
+        return None
+
+    def to_host(self, data: BlockBytes, fence: object) -> BlockBytes:
+        return data
+
+    def release(self, data: BlockBytes) -> None:
+        pass
+
+
+def moves_into(tier: DictTier, num_known: int) -> tuple[PrefixCache, BlockMoves, BlockWriter]:
+    """A cache with blocks of four tokens that are written when they are computed."""
+    writer = BlockWriter(TierStack([tier]), PrefixKeys(b"model", b"", 16), 4, 1 << 10)
+    rows, known = cast(PoolRows, Rows()), KnownBlocks(num_known)
+    moves = BlockMoves(rows, writer, known, "write-through", 16, False, lambda namespace: None)
+    return PrefixCache(64, 4, observers=[moves]), moves, writer
+
+
+def compute(cache: PrefixCache, tokens: list[int]) -> None:
+    table = cache.open(tokens)
+    cache.reserve(table, len(tokens))
+    cache.append(table, tokens[table.num_tokens :])
+    cache.close(table)
+
+
+def test_a_prefix_of_more_blocks_than_are_known_to_be_below_is_sent_once() -> None:
+    """Its first blocks were forgotten over its last ones."""
+    tier = DictTier()
+    cache, moves, writer = moves_into(tier, 4)
+    compute(cache, [*range(48)])
+    left = iter([1.0] * 8)
+    moves.write_wanted(cache, lambda: next(left, 0.0))
+    assert not moves.has_wanted
+    assert writer.flush(600)
+    assert writer.stop(600)
+    assert len(tier.blocks) == 12
+
+
+def test_few_wanted_prefixes_are_looked_at_in_a_step() -> None:
+    """However many wait of which nothing is to be sent."""
+    cache, moves, writer = moves_into(DictTier(), 100)
+    for first in range(20):
+        moves.want_prefix(encode([first] * 4), "")
+    moves.send_down(cache)
+    assert len(moves._wanted) == 20 - block_moves._PREFIXES_PER_STEP
+    assert writer.num_queued == 0
+    assert writer.stop(600)
