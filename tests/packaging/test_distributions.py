@@ -144,7 +144,7 @@ def test_the_wheel_has_all_that_runs_and_nothing_else(distributions: Path) -> No
     for package in (ROOT / "radixkv", ROOT / "kernels" / "radixkv_cpu", ROOT / "kernels" / "radixkv_kernels"):
         for path in package.rglob("*.py"):
             assert path.relative_to(package.parent).as_posix() in names
-    for path in (ROOT / "radixkv" / "server" / "static").iterdir():
+    for path in (ROOT / "radixkv" / "server" / "operation" / "static").iterdir():
         assert f"radixkv/server/operation/static/{path.name}" in names
     assert {"radixkv/py.typed", "radixkv_kernels/py.typed", "radixkv/bench/results/cache.json"} <= names
     results = {name for name in names if name.startswith("radixkv/bench/results/")}

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -55,7 +57,10 @@ def test_compiled_layers_give_the_same_tokens(name: str) -> None:
     assert answers(llm) == expected
 
 
-def test_generated_code_gives_the_same_tokens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_generated_code_gives_the_same_tokens(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> None:
+    request.addfinalizer(partial(sys.setrecursionlimit, sys.getrecursionlimit()))  # generating code raises it
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))  # or an earlier run's code is tested
     # 154 MB for each environment, which stayed in /tmp.
     monkeypatch.setattr("torch._inductor.codecache._HEADER_DIR", str(tmp_path / "headers"))
