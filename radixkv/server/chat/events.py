@@ -69,6 +69,7 @@ async def start_chat(
     breakpoints: Sequence[Breakpoint] | None = None,
     *,
     prompt_only: bool = False,
+    locates_tokens: bool = False,
 ) -> ChatEvents:
     """Check a request, write its prompt and submit it.
 
@@ -76,6 +77,7 @@ async def start_chat(
         request_id: unique among the unfinished requests; see `new_id`.
         breakpoints: the ends of what is to stay cached, in the order of the prompt; None: those in the body.
         prompt_only: see `Generation.start`.
+        locates_tokens: give each piece of an answer with its tokens, which answers that may reason need in any case.
 
     Returns:
         The events to come. Iterate them once to the end, or collect them, or close them.
@@ -110,7 +112,7 @@ async def start_chat(
         keeper = PrefixKeeper(service.llm, tenant.name, body, breakpoints, prompt)
         form = prompt.answer_form
         new_length = None
-        if top_logprobs is not None or (form is not None and form.may_reason):
+        if locates_tokens or (form is not None and form.may_reason):
             new_length = partial(
                 TextLength,
                 service.token_texts,

@@ -69,7 +69,9 @@ def response_routes(service: Service) -> APIRouter:
         items = {} if body.store is False else listed_items(body.input)
         pending = store.begin(tenant.name, earlier, namespace, messages, breakpoints, items, sources)
         marked = [replace(each, messages=instructed(body, each.messages)) for each in breakpoints]
-        events = await cancel_on_disconnect(request, start_chat(service, chat, tenant, response_id, marked))
+        with_logprobs = body.num_top_logprobs is not None
+        starting = start_chat(service, chat, tenant, response_id, marked, locates_tokens=with_logprobs)
+        events = await cancel_on_disconnect(request, starting)
         writer = ResponsesWriter(body, response_id, service, pending)
         return await respond(request, events, writer, bool(body.stream), named_events)
 
