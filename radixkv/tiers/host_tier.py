@@ -137,11 +137,9 @@ class HostTier:
         """See `Tier.clear`."""
         cleared = []
         with self._put_lock, self._lock:
-            for digest, (row, key) in list(self._entries.items()):
+            for digest, (_, key) in list(self._entries.items()):
                 if namespace in (None, key.namespace):
-                    del self._entries[digest]
-                    self._order.remove(digest)
-                    self._free.append(row)
+                    self._free.append(self._pop(digest))
                     cleared.append(digest)
         if self.observer is not None:
             self.observer.on_removed(cleared)
@@ -167,8 +165,12 @@ class HostTier:
             self._order.release(key)
         if digest is None:
             return None, None
+        return self._pop(digest), digest
+
+    def _pop(self, digest: bytes) -> int:
+        """Forget a block that is there; returns its row."""
         self._order.remove(digest)
-        return self._entries.pop(digest)[0], digest
+        return self._entries.pop(digest)[0]
 
     def _leading_rows(self, keys: Sequence[BlockKey]) -> list[int]:
         rows = []

@@ -102,8 +102,7 @@ class SlotTable:
             for row, ((key, entry), verdict) in enumerate(zip(found, verdicts, strict=True)):
                 wrong = row == count if verdict is None else verdict is not Verdict.RIGHT
                 if wrong and self._entries.get(key.digest) is entry:
-                    del self._entries[key.digest]
-                    self._order.remove(key.digest)
+                    self._pop(key.digest)
                     self._freed.append(entry.slot)
                     forgotten.append(key.digest)
                     corrupt += verdict is Verdict.CORRUPT
@@ -137,8 +136,7 @@ class SlotTable:
                         lost.add(key.digest)
                         self._order.release(key)
                         continue
-                    self._order.remove(digest)
-                    evicted.append(self._entries.pop(digest))
+                    evicted.append(self._pop(digest))
                 fitting.append(row)
             for row in fitting:
                 self._order.release(keys[row])
@@ -149,9 +147,7 @@ class SlotTable:
         """Forget one namespace, or everything."""
         with self._lock:
             digests = [digest for digest, entry in self._entries.items() if namespace in (None, entry.namespace)]
-            cleared = [self._entries.pop(digest) for digest in digests]
-            for digest in digests:
-                self._order.remove(digest)
+            cleared = [self._pop(digest) for digest in digests]
             self._freed += [entry.slot for entry in cleared]
             self._notify_removed(cleared)
 
@@ -166,6 +162,11 @@ class SlotTable:
         with self._lock:
             freed, self._freed = self._freed, []
         return freed
+
+    def _pop(self, digest: bytes) -> IndexedBlock:
+        """Forget a block that is there."""
+        self._order.remove(digest)
+        return self._entries.pop(digest)
 
     def _notify_removed(self, entries: Sequence[IndexedBlock]) -> None:
         if self.observer is not None:
