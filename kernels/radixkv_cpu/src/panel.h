@@ -23,6 +23,9 @@ constexpr int kMaxRows = kLanes == 16 ? 12 : 6;
 template <typename T>
 constexpr int64_t kPanelDepth = kHasTiles ? 288 : 24 * 1024 / kPanel / sizeof(T);
 constexpr int64_t kAhead = 12;
+// With 16 registers, an input takes 12 multiply-adds and 8 loads at most: where another thread shares the core, and the number of
+// instructions that begin in a cycle, a tenth of the time would go into counting inputs one by one and into prefetching.
+constexpr int kUnrolledInputs = kLanes == 16 ? 1 : 4;
 // With up to so many rows, a product takes about as long as reading its weights.
 constexpr int64_t kMemoryBoundRows = 96;
 
@@ -97,12 +100,13 @@ struct Upcoming {
 // Where row r's word k is, of rows that are packed word by word or lie apart.
 template <int ROWS>
 struct PackedRows {
-    static constexpr bool kFetchesUpcoming = false;
+    // Of many blocks of rows, only the first finds the panel outside the first-level cache.
+    static constexpr bool kFetchesUpcoming = false, kFetchesPanel = kUnrolledInputs == 1;
     static int64_t at(int64_t row, int64_t word, int64_t) { return word * ROWS + row; }
 };
 template <int ROWS>
 struct StridedRows {
-    static constexpr bool kFetchesUpcoming = false;
+    static constexpr bool kFetchesUpcoming = false, kFetchesPanel = true;
     static int64_t at(int64_t row, int64_t word, int64_t stride) { return row * stride + word; }
 };
 // Packed rows that prefetch. Without it, only the first of a few blocks of rows would read memory, which would idle during the
@@ -127,11 +131,12 @@ void multiply_tile(const float* x, int64_t stride, const float* panel, int64_t i
                    [[maybe_unused]] Upcoming upcoming) {
     F32 total[ROWS][WIDTH];
     load_sums(total, sums, sum_stride, add);
+#pragma GCC unroll kUnrolledInputs
     for (int64_t k = 0; k < inputs; k++) {
         const float* line = panel + k * kPanel;
         if constexpr (Rows::kFetchesUpcoming) {
             __builtin_prefetch(upcoming.from + k * upcoming.step, 0, 2);
-        } else {
+        } else if constexpr (Rows::kFetchesPanel) {
             // With few rows, the processor's own prefetching comes too late.
             __builtin_prefetch(line + kAhead * kPanel);
             __builtin_prefetch(line + kAhead * kPanel + kPanel / 2);
