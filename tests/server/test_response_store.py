@@ -92,8 +92,8 @@ def test_a_response_that_runs_while_its_key_is_cleared_is_not_stored(llm: LLM, m
 
     async def scenario(client: httpx.AsyncClient) -> None:
         async def status_after_clearing(key: str) -> int:
-            async def start_and_clear(*arguments: Any) -> Any:
-                events = await start_chat(*arguments)
+            async def start_and_clear(*arguments: Any, **options: Any) -> Any:
+                events = await start_chat(*arguments, **options)
                 cleared = await client.post("/admin/clear_cache", json={"api_key": key}, headers=bearer("admin"))
                 assert cleared.status_code == 200, cleared.text
                 return events

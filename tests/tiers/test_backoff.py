@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 
 import pytest
 from support.tier_model import FakeClock
@@ -27,3 +28,26 @@ def test_waits_double_up_to_a_minute_and_each_outage_is_warned_of_once(caplog: p
             backoff.worked()
             backoff.worked()
             assert [record.getMessage() for record in caplog.records[1:]] == ["the disk: works again"]
+
+
+def test_failures_in_two_threads_at_once_are_one_outage(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second one used to be warned of, too, and doubled the time."""
+    clock = FakeClock()
+    backoff = Backoff("the disk", clock)
+    others = [OSError("in another thread")]
+
+    def fail_in_another_thread(record: logging.LogRecord) -> bool:
+        if others:
+            thread = threading.Thread(target=backoff.failed, args=[others.pop()])
+            thread.start()
+            thread.join()
+        return True
+
+    monkeypatch.setattr(logging.getLogger("radixkv.tiers.backoff"), "filters", [fail_in_another_thread])
+    backoff.failed(OSError("unreadable"))
+    assert not others
+    assert [message[:20] for message in caplog.messages] == ["the disk: unreadable"]
+    clock.now += 1
+    assert backoff.ready
