@@ -175,6 +175,7 @@ class FactoredProduct {
         constexpr int kWidth = width_of(ROWS);
         for (int first = 0; first < kVectors; first += kWidth) {
             F32 part[ROWS][kWidth] = {};
+#pragma GCC unroll kUnrolledInputs
             for (int input = 0; input < kGroup; input++) {
                 F32 integers[kWidth];
 #pragma GCC unroll 4
