@@ -146,7 +146,7 @@ class Admission:
                 starting.append(group)
                 num_uncached = self._waiting.num_uncached(group)
                 num_reused = len(group.prefill_token_ids) - num_uncached
-                usage.add(group, self._shares.prompt_service(group.request, num_uncached, num_reused))
+                usage.add(group, self._shares.prompt_service(group.request, num_uncached - 1, num_reused))
         return victims, starting
 
     def tenants_wanting_more(self) -> set[str]:

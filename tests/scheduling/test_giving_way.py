@@ -227,3 +227,31 @@ def test_nobody_waits_for_the_prefix_of_a_prompt_that_gives_way_in_the_same_step
     assert driver.scheduler.num_preemptions == 2
     assert driver.admitted[-2:] == waiting
     driver.run()
+
+
+def test_what_gave_way_no_longer_counts_among_what_its_tenant_runs() -> None:
+    """A more urgent request of a tenant that has reached its limit starts in the step in which another one gives way."""
+    driver = SchedulerDriver(num_blocks=64, budget=128, shares={"a": TenantShare(max_num_seqs=2)})
+    driver.add_several(2, 100, max_new=60, tenant="a")
+    driver.steps(3)
+    urgent = driver.add(prompt(4), tenant="a", priority=-1)
+    lacks_blocks = driver.add(prompt(100), max_new=1, tenant="b")
+    driver.step()
+    assert len(driver.admitted) == 2
+    driver.step()
+    assert driver.scheduler.num_preemptions == 1
+    assert driver.admitted[2:] == [lacks_blocks, urgent]
+    driver.run()
+
+
+def test_a_tenant_claims_as_much_as_it_will_not_have_been_charged_for() -> None:
+    """A prompt's last token is charged as generated, not as computed: it used to count before it was charged."""
+    driver = SchedulerDriver(max_num_seqs=6, budget=16)
+    driver.add_several(6, 3, max_new=200, tenant="a")
+    driver.steps(2)
+    for length in (1 + 16, 3):
+        driver.add(prompt(length), max_new=1, tenant="b")
+    driver.add(prompt(3), n=4, tenant="c")  # served as little as the other, and without a claim: more than its share
+    driver.step()
+    assert driver.scheduler.num_preemptions == 2
+    driver.run()
