@@ -28,27 +28,23 @@ class Claim:
 
 
 class LoadClaims:
-    """The claims of one engine's waiting groups. Their sum is kept, so that no group has to add up all others'.
-
-    Attributes:
-        step: the number of the current step.
-    """
+    """The claims of one engine's waiting groups. Their sum is kept, so that no group has to add up all others'."""
 
     def __init__(self) -> None:
-        self.step = 0
+        self._step = 0
         self._claims: dict[Claim, int] = {}  # those that were set, and how many blocks of each count now
         self._total = 0
         self._yielding: dict[Claim, None] = {}
 
     def begin_step(self) -> None:
         """A step begins: groups that could not be admitted in the last two steps claim nothing."""
-        self.step += 1
+        self._step += 1
         for claim in self._claims:
             self._count(claim)
 
     def renew(self, claim: Claim) -> None:
         """The group is looked at; it decides anew whether it yields."""
-        claim.step = self.step
+        claim.step = self._step
         claim.yields = False
         self._yielding.pop(claim, None)
         self._count(claim)
@@ -85,7 +81,7 @@ class LoadClaims:
 
     def _count(self, claim: Claim) -> None:
         if claim in self._claims:
-            counts = not claim.yields and (claim.loading or claim.step >= self.step - 1)
+            counts = not claim.yields and (claim.loading or claim.step >= self._step - 1)
             self._total -= self._claims[claim]
             self._claims[claim] = claim.num_blocks if counts else 0
             self._total += self._claims[claim]
