@@ -21,6 +21,7 @@ import itertools
 import time
 from collections import Counter
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -35,6 +36,18 @@ from radixkv.scheduling.request import Request, SequenceGroup
 from radixkv.scheduling.sequence_blocks import SequenceBlocks
 from radixkv.scheduling.tenant_share import TenantShare
 from radixkv.scheduling.waiting_queue import WaitingQueue
+
+
+@dataclass(slots=True)
+class _PromptPlan:
+    """The prompt chunks of a step so far, and how many tokens are left for more."""
+
+    budget: int
+    chunks: list[ScheduledChunk] = field(default_factory=list)
+
+    def add(self, chunks: list[ScheduledChunk]) -> None:
+        self.chunks += chunks
+        self.budget -= sum(chunk.num_tokens for chunk in chunks)
 
 
 class Scheduler:
@@ -275,24 +288,25 @@ class Scheduler:
         (`prompt_shares`).
         """
         self.admission.begin_step()
-        chunks: list[ScheduledChunk] = []
+        plan = _PromptPlan(budget)
         long, reserved = None, 0
         # Without those that were preempted for a decoding group: they may be admitted again below, with a chunk.
         prompts = [group for group in prompts if group in self.running]
         prompts.sort(key=lambda group: self.shares.counter(group.request.tenant))  # equal ones stay in order of rank
         for group in prompts:
             # More urgent requests do not wait for the end of a prompt in progress, nor do tenants that were served less.
-            budget -= self._admit_waiting(chunks, budget, long is not None, group.request)
-            if group.num_pending <= budget:
-                budget -= self._schedule_chunks(chunks, group, budget)
+            self._admit_waiting(plan, long is not None, group.request)
+            if group.num_pending <= plan.budget:
+                plan.add(self._chunks_of(group, plan.budget))
             elif long is None:
-                long, reserved = group, budget - budget // 2
-                budget -= reserved
+                long, reserved = group, plan.budget - plan.budget // 2
+                plan.budget -= reserved
             else:
                 self.admission.note_stalled(group)
-        budget -= self._admit_waiting(chunks, budget, long is not None)
+        self._admit_waiting(plan, long is not None)
         if long is not None:
-            self._schedule_chunks(chunks, long, budget + reserved)
+            plan.add(self._chunks_of(long, plan.budget + reserved))
+        chunks = plan.chunks
         if len({chunk.group.request.tenant for chunk in chunks}) > 1:
             wanting_more = self.admission.tenants_wanting_more()
             chunks = bound_prompts(chunks, wanting_more, self.shares, self._max_num_batched_tokens // 16)
@@ -300,29 +314,19 @@ class Scheduler:
             chunks = bound_logit_rows(chunks, self._max_prompt_logit_rows)
         return chunks
 
-    def _schedule_chunks(self, chunks: list[ScheduledChunk], group: SequenceGroup, budget: int) -> int:
-        """Schedule as much of a prompt as the budget allows; returns the number of tokens."""
-        planned = self._chunks_of(group, budget)
-        chunks.extend(planned)
-        return sum(chunk.num_tokens for chunk in planned)
-
-    def _admit_waiting(
-        self, chunks: list[ScheduledChunk], budget: int, whole_prompts: bool, before: Request | None = None
-    ) -> int:
-        """Admit waiting groups and schedule their prompts while there is budget; returns the number of tokens.
+    def _admit_waiting(self, plan: _PromptPlan, whole_prompts: bool, before: Request | None = None) -> None:
+        """Admit waiting groups, and add their prompts to the plan, while there is budget.
 
         Args:
             whole_prompts: only prompts that fit into the budget as a whole.
             before: as for `Admission.next_group`.
         """
-        num_tokens = 0
-        while num_tokens < budget and self.waiting:
-            group = self.admission.next_group(budget - num_tokens if whole_prompts else None, before)
+        while plan.budget > 0 and self.waiting:
+            group = self.admission.next_group(plan.budget if whole_prompts else None, before)
             if group is None:
                 break
             self._start_admitted(group)
-            num_tokens += self._schedule_chunks(chunks, group, budget - num_tokens)
-        return num_tokens
+            plan.add(self._chunks_of(group, plan.budget))
 
     def _start_admitted(self, group: SequenceGroup) -> None:
         self.start(group)
