@@ -318,15 +318,15 @@ class Engine:
 
     def _process(self, batch: Batch) -> list[Request]:
         """Append a batch's tokens, and remove the requests that it ended."""
-        touched, changed = self._output_processor.process(batch)
+        processed = self._output_processor.process(batch)
         self._compute_timer.landed(batch)
-        for request in dict.fromkeys(changed):
+        for request in dict.fromkeys(processed.changed):
             if request.failure is not None:
                 self._requests.discard(request)
             elif all(sequence.finish_reason is not None for sequence in request.sequences):
                 self._requests.finish(request)
                 self.pins.restore(request, self.tenant_pins.keep)
-        return touched
+        return processed.touched
 
     @contextmanager
     def _failing_only(self, *batches: Batch | None) -> Iterator[None]:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from itertools import zip_longest
-from typing import NamedTuple
 
 import torch
 
@@ -20,16 +20,19 @@ from radixkv.scheduling.request import Request, SequenceGroup, TokenSequence
 from radixkv.scheduling.scheduler import Scheduler
 
 
-class Processed(NamedTuple):
+@dataclass(slots=True)
+class Processed:
     """The outcome of a batch; both lists may hold a request more than once.
 
     Attributes:
         touched: the requests that got tokens or ended.
         changed: those of them that may have ended or failed.
+        num_right: drafted tokens that were right.
     """
 
-    touched: list[Request]
-    changed: list[Request]
+    touched: list[Request] = field(default_factory=list)
+    changed: list[Request] = field(default_factory=list)
+    num_right: int = 0
 
 
 class OutputProcessor:
@@ -48,16 +51,17 @@ class OutputProcessor:
 
     def process(self, batch: Batch) -> Processed:
         """Append the tokens of a batch, and end or fork sequences."""
-        processed = Processed([], [])
-        num_right = self._append_tokens(batch, processed) if batch.sampled else 0
+        processed = Processed()
+        if batch.sampled:
+            self._append_tokens(batch, processed)
         for group, rows in batch.beam_steps:
             processed.touched.append(group.request)
             self._advance_beams(group, batch.logits[rows])
             processed.changed.append(group.request)
-        self._settle_grammars(batch, num_right, processed)
+        self._settle_grammars(batch, processed)
         return processed
 
-    def _settle_grammars(self, batch: Batch, num_right: int, processed: Processed) -> None:
+    def _settle_grammars(self, batch: Batch, processed: Processed) -> None:
         """Charge tenants for the time that their grammars took from all others, and fail the requests that took too much."""
         budgets = {
             request: request.grammar.budget
@@ -71,7 +75,7 @@ class OutputProcessor:
         if scheduler.running or scheduler.waiting:  # otherwise no tenant's counter is compared with another's
             num_generated = sum(chunk.completes for chunk in batch.chunks)
             num_computed = sum(chunk.num_tokens for chunk in batch.chunks) - num_generated
-            served = COMPUTED_TOKEN_COST * num_computed + GENERATED_TOKEN_COST * (num_generated + num_right)
+            served = COMPUTED_TOKEN_COST * num_computed + GENERATED_TOKEN_COST * (num_generated + processed.num_right)
             prices = costs(budgets.values(), served, self._clock() - self._step_began)
             for request, price in zip(budgets, prices, strict=True):
                 if price > 0:
@@ -84,8 +88,8 @@ class OutputProcessor:
                 processed.touched.append(request)
                 processed.changed.append(request)
 
-    def _append_tokens(self, batch: Batch, processed: Processed) -> int:
-        """Give sequences their tokens, and close those that have ended; returns how many drafted tokens were right."""
+    def _append_tokens(self, batch: Batch, processed: Processed) -> None:
+        """Give sequences their tokens, and close those that have ended."""
         host_tokens: list[SampledToken] | None = None
         if batch.tokens is None:
             host_tokens = sample(
@@ -95,7 +99,7 @@ class OutputProcessor:
         else:
             token_ids = batch.tokens.fetch()
         now = time.monotonic()
-        row = total_right = 0
+        row = 0
         for group, sequence, _ in batch.sampled:
             draft = batch.drafts.get(sequence, ()) if batch.drafts else ()
             drawn = range(row, row + 1 + len(draft))
@@ -105,7 +109,7 @@ class OutputProcessor:
             request = sequence.request
             processed.touched.append(request)
             if host_tokens is not None:
-                total_right += self._append_drawn(sequence, host_tokens[drawn.start : drawn.stop], draft)
+                processed.num_right += self._append_drawn(sequence, host_tokens[drawn.start : drawn.stop], draft)
             else:
                 append_token(sequence, token_ids[drawn.start])
             if sequence.num_placeholders or sequence.num_computed == sequence.num_known_tokens:
@@ -120,7 +124,6 @@ class OutputProcessor:
                 processed.changed.append(request)
             elif request.failure is not None:
                 processed.changed.append(request)
-        return total_right
 
     def _append_drawn(self, sequence: TokenSequence, drawn: Sequence[SampledToken], draft: Sequence[int]) -> int:
         """Append the next drawn token and, for each draft that it proves right, the one that was drawn behind that draft.
