@@ -4,16 +4,18 @@
 
     in each replica:
       replica_routes.py     its private interface; wire.py: what is exchanged; describe.py, description.py: what it runs
-      announcements.py      what it tells each ingress: feed.py, announced_requests.py, load.py; records.py: as bytes
+      announcements.py      what ingresses hear: feed.py, announced_requests.py, load.py, counters.py; records.py: as bytes
     in each ingress:
       ingress.py            the public server over replicas; cluster_routes.py, replica_metrics.py
-      cluster_llm.py        all replicas as one model
+      cluster_llm.py        all replicas as one model; replica_text.py: how it reads and writes text
       replica_set.py        which of them are up, and what they hold: member.py, connection.py, silence.py, generations.py
         membership.py       which are wanted
       streams.py            answers that go on when their replica is lost
         attempt.py, losses.py                                             one try, and how often it is made
         answer_lines.py, answer_checks.py, received.py                    what comes back
       replica_pins.py, replica_insight.py, tenant_shares.py, answers.py   what is asked of all
+    in both:
+      prefix_reuse.py       whether it matters to a request which replica holds its prefix
     run.py                  the processes
 
 The names below load on first use: what an ingress imports, which computes nothing, does without torch.

@@ -1,4 +1,12 @@
-"""Choosing a replica for each request: the one that answers first, given what each holds and has to do. Needs no torch."""
+"""Choosing a replica for each request: the one that answers first, given what each holds and has to do. Needs no torch.
+
+::
+
+    router.py               the choice, and what the router is told
+      replica_state.py      what it knows of one replica: the requests that it has to compute
+      block_index.py        which replicas hold which blocks
+    prefill_rate.py         how fast an engine computes prompts, as it measures itself; decayed_rate.py: a recent average
+"""
 
 from radixkv.routing.block_index import BlockIndex
 from radixkv.routing.prefill_rate import PrefillRate
