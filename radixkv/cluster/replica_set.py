@@ -39,8 +39,8 @@ _SECONDS_OF_SILENCE = 10.0
 _SECONDS_BETWEEN_ATTEMPTS = 0.5
 # How long streams stay on a replica that is drained: others that are drained together with it have said so by then.
 _SECONDS_TO_STAY = 1.0
-# Between two looks at a removed replica, and how many find no stream there before it is left: by then it has reported, as it
-# does every fifth of a second, what it counted for the last one.
+# Between two looks at a removed replica, and how many find no stream and no question there before it is left: by then it has
+# reported, as it does every fifth of a second, what it counted for the last one.
 _SECONDS_BETWEEN_LOOKS, _LOOKS_TO_REPORT = 0.05, 8
 
 
@@ -82,6 +82,7 @@ class ReplicaSet:
         self._connect = connect
         self._members: dict[str, Member] = {}
         self._leaving: dict[Member, asyncio.Task[None]] = {}  # what finishes the removal of each
+        self._asking: dict[asyncio.Task[httpx.Response | None], httpx.AsyncClient | None] = {}
         self._clients: dict[str, httpx.AsyncClient] = {}
         self._streams: ReplicaStreams | None = None
         self._tenants = TenantShares(self._headers)
@@ -151,10 +152,14 @@ class ReplicaSet:
         # It is followed meanwhile: its counters arrive; and if it falls silent, the streams count as lost.
         client, num_without = member.client, 0
         while member in self._leaving and client is not None and num_without < _LOOKS_TO_REPORT:
-            num_without = 0 if self.streams.num_on(client) else num_without + 1
             self.streams.move(client)
             await asyncio.sleep(_SECONDS_BETWEEN_LOOKS)
+            is_busy = self.streams.num_on(client) or client in self._asking.values()
+            num_without = 0 if is_busy else num_without + 1
+        member.client = None  # so that nobody asks it while its connections are closed
         await self._stop_following(member)
+        if client is not None:
+            await client.aclose()
         self._leaving.pop(member, None)
 
     async def close(self) -> None:
@@ -216,7 +221,7 @@ class ReplicaSet:
             path: of `replica_app`.
             content: the body.
         """
-        return await ask(self._clients.get(name), method, path, content, self._headers)
+        return await self._ask(self._clients.get(name), method, path, content)
 
     async def ask_all(
         self, method: str, path: str, content: bytes = b"", *, leaving: bool = False
@@ -236,8 +241,17 @@ class ReplicaSet:
         clients = {name: self._clients.get(name) for name in self.names}
         if leaving:
             clients |= {f"{each.name} at {each.url}": each.client for each in self._leaving if each.client is not None}
-        asking = [ask(client, method, path, content, self._headers) for client in clients.values()]
+        asking = [self._ask(client, method, path, content) for client in clients.values()]
         return dict(zip(clients, await asyncio.gather(*asking), strict=True))
+
+    def _ask(
+        self, client: httpx.AsyncClient | None, method: str, path: str, content: bytes
+    ) -> asyncio.Task[httpx.Response | None]:
+        """Begin to ask a replica, which is not left before it has answered, even if it is removed meanwhile."""
+        task = asyncio.ensure_future(ask(client, method, path, content, self._headers))
+        self._asking[task] = client
+        task.add_done_callback(self._asking.pop)
+        return task
 
     # -- following one replica -----------------------------------------------------------------------------------
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator
-from contextlib import aclosing
 from typing import Any
 
 import httpx
@@ -31,11 +30,9 @@ from radixkv import BeamSearchParams, SamplingParams
 from radixkv.cluster import ReplicaSet
 from radixkv.cluster.losses import Losses, RefusedError
 from radixkv.cluster.wire import encode_begun, encode_scheduled
-from radixkv.engine.clearing import ALL_NAMESPACES, Cleared, NamespaceSelection
 from radixkv.errors import DrainingError, NoBlocksLeftError, QueueFullError, ReplicasLostError, RequestTooLargeError
 from radixkv.outputs import RequestMetrics
 from radixkv.prompts import Prompt
-from radixkv.routing import prompt_hashes
 
 
 def test_without_replicas_no_place_in_the_queue_is_lost() -> None:
@@ -99,98 +96,6 @@ def test_a_shutdown_ends_what_no_replica_has_accepted_yet() -> None:
             await asyncio.wait_for(submitted, HANGING)
         assert llm.num_slots_taken == 0
         assert not await llm.shutdown()  # as a server asks, for its log
-        await replicas.close()
-
-    asyncio.run(main())
-
-
-def test_clearing_is_no_success_where_a_replica_does_not_confirm_it() -> None:
-    async def main() -> None:
-        cluster = Cluster()
-        replicas = await cluster.up("a")
-        await replicas.add("b", "http://broken")
-        with pytest.raises(ReplicasLostError, match="replicas that are down, or did not do it: 'b'"):
-            await llm_of(replicas).clear(ALL_NAMESPACES)
-        await replicas.remove("b")
-        cluster.hung.add("http://a")
-        await until(lambda: not replicas.available)
-        with pytest.raises(ReplicasLostError, match="or did not do it: 'a'"):  # it may come back with all that it holds
-            await llm_of(replicas).clear(ALL_NAMESPACES)
-        await replicas.close()
-
-    asyncio.run(main())
-
-
-def test_a_replica_that_has_left_the_list_is_cleared_while_it_finishes_its_streams() -> None:
-    """It was not asked: when it ended, it wrote what had been cleared into the tiers that it shared with others."""
-
-    async def main() -> None:
-        cluster = Cluster()
-        cleared = Cleared(namespaces=1, freed_blocks=2, blocks_in_use=3, cached_blocks=4)
-        refusing = set[str]()
-
-        async def body() -> AsyncIterator[bytes]:
-            yield line(1)
-            await asyncio.Event().wait()
-
-        async def clear(request: httpx.Request) -> httpx.Response:
-            return httpx.Response(500 if request.url.host in refusing else 200, json=cleared._asdict())
-
-        cluster.answers |= {"/generate": streaming(body), "/clear": clear}
-        cluster.identities["http://a"] = {"weights": "old"}  # so that no other replica goes on with its streams
-        replicas = await cluster.up("a")
-        async with aclosing(replicas.streams.generate(Prompt([1, 2, 3]), GREEDY, "one")) as stream:
-            await anext(stream)
-            await replicas.add("b", "http://b")
-            llm = llm_of(replicas)
-            removal = asyncio.ensure_future(replicas.remove("a"))
-            await until(lambda: replicas.names == ["b"])
-            assert await llm.clear(ALL_NAMESPACES) == Cleared(1, 4, 6, 8)
-            refusing.add("a")
-            with pytest.raises(ReplicasLostError, match="or did not do it: 'a at http://a'; ask again"):
-                await llm.clear(ALL_NAMESPACES)
-        await asyncio.wait_for(removal, HANGING)
-        assert await llm.clear(ALL_NAMESPACES) == cleared
-        await replicas.close()
-
-    asyncio.run(main())
-
-
-@pytest.mark.parametrize(("cleared", "cached"), [("secret", False), ("other", True)])
-@pytest.mark.parametrize("params", [GREEDY, BeamSearchParams(2, 10)])
-def test_a_prompt_that_was_cleared_is_not_cached_again_where_it_goes_on(
-    cleared: str, cached: bool, params: SamplingParams | BeamSearchParams
-) -> None:
-    """A tenant's prompt was back in a cache, and in tiers, after the tenant had been cleared."""
-
-    async def main() -> None:
-        cluster, sent, dies = Cluster(), list[bool](), asyncio.Event()
-
-        async def answer() -> AsyncIterator[bytes]:
-            if len(sent) == 1:
-                await dies.wait()
-                raise httpx.ReadError("planted")
-            await asyncio.Event().wait()
-            yield b""
-
-        async def generate(request: httpx.Request) -> httpx.Response:
-            sent.append(json.loads(await request.aread())["write_cache"])
-            return await streaming(answer)(request)
-
-        cluster.answers |= {"/generate": generate, "/health": answering()}
-        replicas = await cluster.up(*"ab")
-        llm = llm_of(replicas)
-        await llm.submit([Prompt(list(range(17)), namespace="secret/salt")], params)
-        (first,) = (name for name in "ab" if replicas.streams.num_streams(name))
-        await llm.clear(NamespaceSelection(cleared))
-        dies.set()
-        await until(lambda: len(sent) == 2)
-        assert sent == [True, cached]
-        assert replicas.router is not None
-        replicas.router.remove(first)
-        hashes = prompt_hashes(list(range(17)), "secret/salt", 16)
-        assert (replicas.router.holder(hashes) is not None) is cached  # or it would be sent there again
-        await llm.shutdown()
         await replicas.close()
 
     asyncio.run(main())
