@@ -281,7 +281,7 @@ class Router:
         for replica in self._replicas.values():
             num_queued += replica.queued
             num_requests += len(replica.waiting)
-        requests_per_token = num_requests / num_queued if num_queued else 0.0
+        requests_per_token = num_requests / max(1, num_queued)
         least_weight = _WEIGHT + _WEIGHT_OF_DOUBLING * math.log2(max(1, len(self._replicas)))
         block_size, num_blocks = self.block_size, len(block_hashes)
         lowest, chosen, chosen_name, chosen_hit = 0.0, None, "", 0

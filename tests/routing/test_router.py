@@ -50,6 +50,15 @@ def test_a_prompt_goes_to_who_holds_most_of_it(router: Router) -> None:
     assert send(router, 1, 2, 3).replica == "a"
 
 
+def test_the_last_token_of_a_prompt_is_always_computed(router: Router) -> None:
+    router.stored("a", [1, 2])
+    placement = router.choose([1, 2], 2 * BLOCK)
+    assert placement is not None
+    assert (placement.replica, placement.num_tokens) == ("a", 1)
+    router.expect("a", 1, [1, 2], 2 * BLOCK)
+    assert router._replicas["a"].queued == 1 + 1
+
+
 def test_the_holder_of_a_prefix_has_most_of_it(router: Router) -> None:
     assert router.holder([1, 2, 3]) is None
     router.stored("a", [1])
@@ -59,12 +68,14 @@ def test_the_holder_of_a_prefix_has_most_of_it(router: Router) -> None:
     assert placement is not None
     assert router.holder([1, 2, 3]) == "c"  # it will, and has not told yet
     assert router.holder([]) is None
+    assert Router(BLOCK).holder([1]) is None
 
 
 def test_a_replica_that_holds_a_prefix_goes_before_one_that_will(router: Router) -> None:
     """Half of the prefixes were pinned where a request for them waited, or had been refused, and nothing was held."""
     prefixes = [[first, first + 1] for first in range(0, 40, 2)]
     router.stored("a", range(40))
+    router.stored("b", range(0, 40, 2))
     for prefix in prefixes:
         assert router.choose([*prefix, 99], 3 * BLOCK, excluded={"a", "c"}) is not None
     assert {router.holder(prefix) for prefix in prefixes} == {"a"}
@@ -239,6 +250,8 @@ def test_a_slow_replica_gets_less(router: Router) -> None:
     assert [send(router, 10 * number, 1, 2).replica for number in range(3)] == ["b", "b", "b"]
     router.expect("b", 2, [], 100_000)
     assert send(router, 100, 1, 2).replica == "c"
+    for name in "ab":
+        router.report(name, None)  # their engines are others now
 
 
 def test_others_prompts_make_no_replica_slow(router: Router, clock: Clock) -> None:
@@ -277,6 +290,10 @@ def test_a_removed_replica_is_chosen_and_known_no_more(router: Router) -> None:
     router.prefilled(placement)
     router.finish(placement)
     router.stored("a", [1, 2, 3])
+    router.removed("a", [1])
+    router.cleared("a")
+    router.reset("a")
+    router.report("a", 1e-3)
     assert send(router, 1, 2, 3).num_tokens == 3 * BLOCK + 1
     router.add("a")
     assert router.choose([1, 2, 3], 49, excluded=["b", "c"]).num_tokens == 49
@@ -318,21 +335,33 @@ def test_what_ends_on_a_replica_that_is_back_is_not_counted_twice(router: Router
 
 
 def test_hashes_are_those_of_the_cache_s_events_also_in_namespaces(router: Router) -> None:
-    tokens = list(range(50))
+    tokens, caches = list(range(50)), {}
+
+    def report(name: str) -> None:
+        for event in caches[name].events.take():
+            router.update(name, event)
+
     for name, namespace in (("a", "tenant-1"), ("b", "tenant-2")):
-        cache = PrefixCache(10, BLOCK, events=EventLog())
+        caches[name] = cache = PrefixCache(10, BLOCK, events=EventLog())
         table = cache.open(tokens, namespace)
         cache.reserve(table, len(tokens))
         cache.append(table, tokens)
-        assert cache.events is not None
-        for event in cache.events.take():
-            router.update(name, event)
+        cache.close(table)
+        report(name)
     for name, namespace in (("a", "tenant-1"), ("b", "tenant-2")):
         placement = router.choose(prompt_hashes(tokens, namespace, BLOCK), 50)
         assert placement is not None
         assert (placement.replica, placement.num_tokens) == (name, 2)
         router.finish(placement)
     assert router.choose(prompt_hashes(tokens, "tenant-3", BLOCK), 50).num_tokens == 50
+    assert prompt_hashes(tokens, "", BLOCK) == prompt_hashes(tokens[: 3 * BLOCK], "", BLOCK)
+    caches["a"].clear("tenant-1")  # its blocks are removed one by one
+    caches["b"].clear()
+    for name, namespace in (("a", "tenant-1"), ("b", "tenant-2")):
+        hashes = prompt_hashes(tokens, namespace, BLOCK)
+        assert router.holder(hashes) == name
+        report(name)
+        assert router.holder(hashes) is None
 
 
 def test_impossible_numbers_are_refused() -> None:

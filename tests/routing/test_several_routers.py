@@ -203,18 +203,18 @@ def test_when_the_first_prompt_ends_the_next_one_begins() -> None:
 
 
 def test_others_requests_beyond_the_bound_are_not_collected(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("radixkv.routing.router._MAX_OTHERS_BLOCKS", 10)
+    monkeypatch.setattr("radixkv.routing.router._MAX_OTHERS_BLOCKS", 9)
     router = Router(BLOCK)
     router.add("a")
     for number in range(20):
         router.expect("a", number, [3 * number, 3 * number + 1, 3 * number + 2], 50)
     state = router._replicas["a"]
     # Of those beyond the bound of blocks, the lengths count; of those beyond the bound of requests, nothing.
-    assert (len(state.others), state.num_others_blocks, len(state.expected)) == (10, 9, 9)
-    assert state.queued == 10 * 50
+    assert (len(state.others), state.num_others_blocks, len(state.expected)) == (9, 9, 9)
+    assert state.queued == 9 * 50
     router.expected_finished("a", 0)
     router.expect("a", 100, [1, 2, 3], 50)
-    assert (len(state.others), state.num_others_blocks) == (10, 9)
+    assert (len(state.others), state.num_others_blocks) == (9, 9)
     router.expect("gone", 0, [1], 20)
     router.expected_prefilled("gone", 0)
     router.expected_finished("gone", 0)
