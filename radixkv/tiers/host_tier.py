@@ -92,20 +92,19 @@ class HostTier:
         """See `Tier.put_many`."""
         check_blocks(blocks, len(keys), self._rows.shape[1])
         began, evicted, written = time.monotonic(), list[bytes](), list[BlockKey]()
-        num_there = 0
         with self._put_lock:
             with self._lock:
                 self._order.use(keys)
+                num_there = sum(key.digest in self._entries for key in keys)
                 for key in keys:  # none of a prefix makes room for the rest of it
                     self._order.hold(key)
             for key, block in zip(keys, blocks, strict=True):
                 with self._lock:
                     if key.digest in self._entries:
-                        num_there += 1
                         continue
                     row, lost = self._take_row()
                 if row is None:
-                    continue
+                    break  # nothing is found behind a block that had no room
                 if lost is not None:
                     evicted.append(lost)
                 # Nobody else knows the row: reading others goes on meanwhile, however long fresh memory takes to come.

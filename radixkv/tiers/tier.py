@@ -65,7 +65,7 @@ class Tier(Protocol):
         """Keep blocks; those already there are not written again. Never waits for the medium: excess blocks are dropped.
 
         Args:
-            keys: one per row.
+            keys: of consecutive blocks of one prefix, one per row.
             blocks: ``[len(keys), bytes of a block]``, read-only. The tier must copy those that it keeps before it returns:
                 their memory is used for other blocks afterwards.
         """

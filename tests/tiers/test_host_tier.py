@@ -173,3 +173,33 @@ def test_a_block_that_is_being_read_on_the_host_is_not_overwritten(
     tier.put_many(new, np.full((3, 8), 9, np.uint8))
     assert tier.contains_prefix(new) == 3
     assert tier.contains_prefix(read) == 0
+
+
+def test_nothing_is_put_behind_a_block_that_had_no_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was being read made no room for the one block, but for the next, which nobody finds without it."""
+    tier, copies, goes_on = HostTier(8, 8), threading.Event(), threading.Event()
+    there, new = prefix_keys("a", 1), prefix_keys("b", 1, 2)
+    tier.put_many(there, np.full((1, 8), 7, np.uint8))
+    copy = np.take
+
+    def copy_late(*arguments: Any, **options: Any) -> None:
+        copies.set()
+        assert goes_on.wait(600)
+        copy(*arguments, **options)
+
+    class Blocks(np.ndarray[Any, Any]):
+        def __iter__(self) -> Iterator[NDArray[np.uint8]]:
+            yield np.full(8, 8, np.uint8)
+            goes_on.set()
+            reader.join(600)
+            yield np.full(8, 9, np.uint8)
+
+    monkeypatch.setattr(np, "take", copy_late)
+    reader = threading.Thread(target=tier.get_many, args=(there, np.zeros((1, 8), np.uint8)), daemon=True)
+    reader.start()
+    assert copies.wait(600)
+    tier.put_many(new, np.empty((2, 8), np.uint8).view(Blocks))
+    goes_on.set()
+    reader.join(600)
+    assert [tier.contains_prefix(keys) for keys in (there, new[1:])] == [1, 0]
+    assert tier.stats.dropped_blocks == 2
