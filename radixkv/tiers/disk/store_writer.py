@@ -236,8 +236,9 @@ class StoreWriter:
                 written = self._write_slots(batch)
                 for pending in batch:  # of a call that had no room for its last block, too
                     self.table.mark_used(pending.prefix)
-                self._writes.worked()
-                self._tidy()  # what could not be done before
+                if written:  # else nothing is proved
+                    self._writes.worked()
+                    self._tidy()  # what could not be done before
         except (*MediumErrors, StoreInUseError) as error:
             self._failed(self._writes, error)
             if _may_be_gone(error):

@@ -354,3 +354,16 @@ def test_a_store_that_could_not_be_made_leaves_nothing_behind(
     assert tier.stats.dropped_blocks == 6
     assert tier.stats.errors == 1
     assert [*tmp_path.glob("store/*/*")] == []
+
+
+def test_a_disk_on_which_no_block_could_be_tried_is_not_said_to_work_again(
+    open_tier: OpenTier, clock: FakeClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its next failure was warned of once more, and it was left alone for a second only."""
+    with mock.patch.object(slot_files, "os", FaultyOs()) as disk:
+        tier = open_tier()
+        for fault, num_restored in (("write fails", 0), ("full", 0), ("none", 2)):  # writing, and taking space
+            disk.fault = fault
+            put(tier)
+            assert sum(message.endswith("works again") for message in caplog.messages) == num_restored
+            clock.now += 60
