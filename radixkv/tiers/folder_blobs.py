@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 from radixkv.cache.arguments import check_count, check_path
 from radixkv.threads import FutureThreads
@@ -29,13 +30,24 @@ MAX_SECONDS_AHEAD = 3600
 LOOKS_PER_CAPACITY = 16
 
 
+class _File(NamedTuple):
+    """When a file was used last, its size and path, and which block it holds, behind which other one; see `BlobStore`."""
+
+    used: float
+    size: int
+    path: str
+    block: str
+    before: str
+
+
 class FolderBlobs:
     """A store of blobs (`radixkv.tiers.shared_tier.BlobStore`) in a folder.
 
     Args:
         root: the folder, made if it is not there.
         capacity_bytes: of all files in it. Each process that writes enforces it now and then, by removing the least recently
-            used files; in between, there may be more. Reading does not count as use: `mark_used` does.
+            used files, of a prefix the last ones first; in between, there may be more. Reading does not count as use:
+            `mark_used` does.
         secret: of the names of namespaces, to be kept in ``root``. A root with another one is not written. None: it is kept
             elsewhere.
 
@@ -58,6 +70,9 @@ class FolderBlobs:
             self._mount.check()
         self._capacity = capacity_bytes
         self._until_look = 0
+        self._looked_at = time.time()
+        # Blocks that were removed while their prefix was written, and what was before each: more may come behind them.
+        self._removed: dict[str, str] = {}
         self._threads = FutureThreads("folder-blobs", NUM_THREADS)
 
     def count_present(self, names: Sequence[str]) -> int:
@@ -72,8 +87,7 @@ class FolderBlobs:
 
     def write(self, blobs: Mapping[str, bytes]) -> int:
         self._check_place()
-        # The first of a prefix last, so that it is not the first to be removed.
-        missing = [name for name in reversed([*blobs]) if not self._in_use(name)]
+        missing = [name for name in blobs if not self._in_use(name)]
         written = 0
         try:
             for name in missing:
@@ -152,7 +166,7 @@ class FolderBlobs:
                 raise
             # A disk hardly larger than the capacity is filled by what is written between two looks, and a smaller one by what
             # is here.
-            most, held = self._capacity, sum(size for _, size, _ in self._files())
+            most, held = self._capacity, sum(file.size for file in self._files())
             if error.errno == errno.EDQUOT or 2 * held >= shutil.disk_usage(self._root).used:
                 most = min(most, held)
             self._cut_down_to(most - most // LOOKS_PER_CAPACITY)
@@ -188,19 +202,32 @@ class FolderBlobs:
                 self._mount.check()
 
     def _cut_down_to(self, num_bytes: int) -> None:
-        """Remove the least recently used files beyond ``num_bytes`` in all."""
+        """Remove the least recently used files beyond ``num_bytes`` in all, but none before what is behind it."""
         for unfinished in self._root.glob(".cleared-*"):  # by a process that was killed
             shutil.rmtree(unfinished, ignore_errors=True)
-        files = sorted(self._files())
-        excess = sum(size for _, size, _ in files) - num_bytes
-        for _, size, path in files:
+        looked_at, self._looked_at = self._looked_at, time.time()
+        files = sorted(self._files(), reverse=True)
+        excess = sum(file.size for file in files) - num_bytes
+        if excess <= 0:
+            return
+        before = self._removed | {file.block: file.before for file in files}
+        # A block is used when the last of those behind it is, and makes room after them.
+        uses = {"": (0.0, 0)}
+        for file in files:
+            block, num_behind = file.block, 0
+            while block not in uses:
+                uses[block] = file.used, num_behind
+                block, num_behind = before.get(block, ""), num_behind + 1
+        self._removed = {block: before[block] for block in self._removed if block in uses}
+        for file in sorted(files, key=lambda file: uses[file.block]):
             if excess <= 0:
                 return
-            Path(path).unlink(missing_ok=True)
-            excess -= size
+            Path(file.path).unlink(missing_ok=True)
+            excess -= file.size
+            if file.used >= looked_at:
+                self._removed[file.block] = file.before
 
-    def _files(self) -> Iterator[tuple[float, int, str]]:
-        """When each file was used last, its size and its path."""
+    def _files(self) -> Iterator[_File]:
         for folder, _, names in os.walk(self._root):
             for name in names:
                 path = os.path.join(folder, name)
@@ -211,7 +238,8 @@ class FolderBlobs:
                         _touch(Path(path))
                 except FileNotFoundError:
                     continue  # another process removed it
-                yield status.st_mtime, status.st_size, path
+                block, _, before = name.partition("-")
+                yield _File(status.st_mtime, status.st_size, path, block, before)
 
 
 def _touch(file: int | Path) -> None:

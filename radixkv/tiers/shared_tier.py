@@ -37,7 +37,8 @@ class PartlyWrittenError(OSError):
 
 
 class BlobStore(Protocol):
-    """Bytes by name. A name is a path ``format/namespace/block``.
+    """Bytes by name. A name is a path ``format/namespace/block-before``: of a block and, unless it is a prefix's first, of
+    that before it, without which it is of no use.
 
     Calls may come from several threads at a time. Failures of the medium are raised as an OSError.
 
@@ -81,7 +82,7 @@ class SharedTier:
 
     `contains_prefix` and `get_many` ask the store, so a thread that must not wait should not call them. A thread of the tier
     writes and clears. A store that fails is left alone for a while, and nothing is found in it; one that only refuses writes
-    is still read.
+    is still read. Keys must know what is before them (`BlockKey.parent`): blocks are named by both.
 
     Args:
         store: of blobs.
@@ -187,7 +188,8 @@ class SharedTier:
             self._store.close()
 
     def _name(self, key: BlockKey) -> str:
-        return f"{self._codec.name}/{key.namespace.hex()}/{key.digest.hex()}"
+        before = "" if key.parent is None else f"-{key.parent.digest.hex()}"
+        return f"{self._codec.name}/{key.namespace.hex()}/{key.digest.hex()}{before}"
 
     def _readable(self, key: BlockKey) -> bool:
         """Whether a key's namespace can be read now; all keys of a call have the same."""

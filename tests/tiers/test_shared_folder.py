@@ -10,7 +10,6 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -252,124 +251,6 @@ def test_a_folder_that_hangs_does_not_keep_the_process_from_its_end(tmp_path: Pa
     subprocess.run([sys.executable, "-c", hang, tmp_path], check=True, timeout=60)
 
 
-def test_a_folder_is_held_to_its_capacity(tmp_path: Path) -> None:
-    size = 6 * (len(BLOCKS[0]) + 72)
-    tier = SharedTier(FolderBlobs(tmp_path, capacity_bytes=size), FORMAT)
-    put(tier)
-    for path in tmp_path.rglob("*"):
-        os.utime(path, (0, 0))
-    tier.mark_used(KEYS[:2])
-    put(tier, KEYS[2:3], BLOCKS[2:3])  # this, too
-    put(tier, prefix_keys("bob", 1, 2, 3), BLOCKS[:3])
-    assert tier.contains_prefix(prefix_keys("bob", 1, 2, 3)) == 3
-    assert tier.contains_prefix(KEYS) == 3
-    assert not tier.stats.errors
-    assert sum(path.is_file() for path in tmp_path.rglob("*")) <= 6
-    tier.close()
-
-
-@pytest.mark.parametrize("short_writes", [False, True])
-def test_a_folder_on_a_disk_with_no_room_beyond_its_capacity_is_cut_down(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, short_writes: bool
-) -> None:
-    """Once the disk was full, each write failed before the folder was measured, even after a restart."""
-    capacity = 100_000
-    disk_bytes = capacity + 6_000  # less than four processes write between their looks
-
-    def write(file: int, buffers: list[memoryview], offset: int) -> int:
-        left = disk_bytes - sum(path.stat().st_size for path in tmp_path.rglob("*") if path.is_file())
-        if len(buffers[0]) > left:
-            if not short_writes:
-                raise OSError(errno.ENOSPC, "no space left")
-            return os.pwritev(file, [buffers[0][:left]], offset)
-        return os.pwritev(file, buffers, offset)
-
-    disk = FaultyOs()
-    monkeypatch.setattr(folder_blobs, "os", disk)
-    monkeypatch.setattr(disk, "pwritev", write)
-    stores = [FolderBlobs(tmp_path, capacity_bytes=capacity) for _ in range(4)]
-    for number in range(400):
-        name = f"prefix/{number}"
-        assert stores[number % 4].write({name: bytes(1000)}) == 1
-        assert stores[0].count_present([name]) == 1
-    stores.append(FolderBlobs(tmp_path, capacity_bytes=capacity))
-    assert stores[-1].write({"prefix/new": bytes(1000)}) == 1
-    for store in stores:
-        store.close()
-
-
-def test_a_folder_whose_disk_others_fill_loses_nothing(tmp_path: Path) -> None:
-    store = FolderBlobs(tmp_path, capacity_bytes=10_000)
-    store.write({f"prefix/{number}": bytes(1000) for number in range(9)})
-    with mock.patch.object(folder_blobs, "os", FaultyOs()) as disk:
-        disk.fault = "full"
-        with pytest.raises(OSError, match="no space left"):
-            store.write({"prefix/new": bytes(1000)})
-    assert store.count_present([f"prefix/{number}" for number in range(9)]) == 9
-    store.close()
-
-
-@pytest.mark.parametrize(("error", "others"), [(errno.ENOSPC, 5_000), (errno.EDQUOT, 1_000_000)])
-def test_a_folder_makes_room_on_a_disk_or_within_a_quota_that_is_smaller_than_its_capacity(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: int, others: int
-) -> None:
-    """It used to stay full for good: it held less than its capacity, so nothing was removed."""
-    store = FolderBlobs(tmp_path, capacity_bytes=1_000_000)
-    used = lambda: sum(path.stat().st_size for path in tmp_path.rglob("*") if path.is_file())  # noqa: E731
-    write_once = FolderBlobs._write_once
-
-    def write(self: FolderBlobs, path: Path, blob: bytes) -> None:
-        if used() + len(blob) > 20_000:
-            raise OSError(error, "no space left")
-        write_once(self, path, blob)
-
-    monkeypatch.setattr(FolderBlobs, "_write_once", write)
-    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(used=used() + others))
-    for number in range(60):
-        store.write({f"prefix/{number}": bytes(1000)})
-    assert store.count_present([f"prefix/{number}" for number in range(59, 44, -1)]) == 15
-    store.close()
-
-
-def test_known_blocks_of_a_prefix_do_not_make_room_for_the_rest_of_it(tmp_path: Path) -> None:
-    tier = SharedTier(FolderBlobs(tmp_path, capacity_bytes=6 * (len(BLOCKS[0]) + 72)), FORMAT)
-    put(tier, KEYS[:1], BLOCKS[:1])
-    put(tier, prefix_keys("bob", *range(5)), BLOCKS[:5])
-    put(tier, KEYS[:4], BLOCKS[:4])
-    assert tier.contains_prefix(KEYS[:4]) == 4
-    tier.close()
-
-
-def test_the_last_blocks_of_a_prefix_that_is_used_make_room_first(tmp_path: Path) -> None:
-    """Blocks behind a missing one are of no use."""
-    store = FolderBlobs(tmp_path, capacity_bytes=600)
-    blobs = {f"prefix/{number}": bytes(100) for number in range(6)}
-    store.write(blobs)
-    for use in (lambda: store.write(blobs), lambda: store.mark_used([*blobs])):
-        for path in tmp_path.rglob("*"):
-            os.utime(path, (0, 0))
-        use()
-        store.write({f"other/{use}": bytes(100)})
-        assert store.count_present([*blobs]) == 5
-        store.write(blobs)
-    store.close()
-
-
-def test_the_last_blocks_of_a_prefix_that_was_read_in_parts_make_room_first(tmp_path: Path) -> None:
-    store = FolderBlobs(tmp_path, capacity_bytes=1 << 20)
-    tier = SharedTier(store, FORMAT)
-    put(tier)
-    for path in tmp_path.rglob("*"):
-        os.utime(path, (0, 0))
-    for start in range(0, 6, 2):
-        assert len(get(tier, KEYS[start : start + 2])) == 2
-    tier.mark_used(KEYS)
-    assert tier.flush(600)
-    store._cut_down_to(sum(path.stat().st_size for path in tmp_path.rglob("*") if path.is_file()) - 1)
-    assert [tier.contains_prefix([key]) for key in KEYS] == [1, 1, 1, 1, 1, 0]
-    tier.close()
-
-
 def test_a_folder_that_cannot_be_written_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Reading what was an hour old marked it as used, which failed, so that nothing was found any more."""
     tier = SharedTier(FolderBlobs(tmp_path, capacity_bytes=1 << 20), FORMAT)
@@ -382,18 +263,3 @@ def test_a_folder_that_cannot_be_written_is_read(tmp_path: Path, monkeypatch: py
     assert tier.flush(600)
     assert len(get(tier, KEYS)) == len(KEYS)
     tier.close()
-
-
-def test_blobs_used_when_a_clock_was_ahead_make_room_like_others(tmp_path: Path) -> None:
-    """Until all clocks had passed their time, they stayed, and whatever was written was removed again."""
-    store = FolderBlobs(tmp_path, capacity_bytes=600)
-    old = {f"prefix/{number}": bytes(100) for number in range(6)}
-    store.write(old)
-    for use in (lambda: store.mark_used([*old]), lambda: store.write({"other/first": bytes(100)})):
-        for path in tmp_path.rglob("*"):
-            os.utime(path, (4e9, 4e9))
-        use()
-        store.write({f"other/{use}": bytes(100)})
-        assert store.count_present([f"other/{use}"]) == 1
-        store.write(old)
-    store.close()
