@@ -240,7 +240,7 @@ class BlockMoves(TreeObserver):
             behind = b""
         if behind:
             hashes.append(next_hash(hashes[-1], behind))
-        if not all(block_hash in self._known for block_hash in hashes):
+        if not all(block_hash in self._known for block_hash in reversed(hashes)):  # the last are the newest
             tokens = self._path_tokens(node, self._num_whole(node)) + behind
             self._wanted.add(WantedPrefix(node.namespace, tokens, hashes))
 
@@ -261,7 +261,8 @@ class BlockMoves(TreeObserver):
             while stop < min(len(ids), start + room) and hashes[stop] not in self._known:
                 stop += 1
             if start == stop:
-                completed.append(PrefixBlocks(wanted.namespace, wanted.tokens, 0, len(hashes)))
+                if wanted.has_grown:  # to mark all of it takes longer than to write the block that an answer adds
+                    completed.append(PrefixBlocks(wanted.namespace, wanted.tokens, 0, len(hashes)))
                 self._wanted.remove_first()
                 continue
             blocks = PrefixBlocks(wanted.namespace, wanted.tokens[: stop * self._block_bytes], start, stop)
@@ -269,6 +270,7 @@ class BlockMoves(TreeObserver):
             self._known.add(hashes[start:stop])
             room -= stop - start
             wanted.start = stop
+            wanted.num_sent += stop - start
         self._writer.give_back(room)
         return taken, completed
 

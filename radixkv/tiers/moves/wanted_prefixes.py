@@ -18,12 +18,21 @@ class WantedPrefix:
         tokens: of its blocks, the last of which may be partly filled, encoded.
         hashes: of each block.
         start: the blocks before this index are done.
+        num_sent: how many of those were sent.
     """
 
     namespace: str
     tokens: bytes
     hashes: Sequence[int]
     start: int = 0
+    num_sent: int = 0
+
+    @property
+    def has_grown(self) -> bool:
+        """Whether the prefix has become longer, with what was sent, by an eighth of itself or more since it last had."""
+        length = len(self.hashes)
+        step = 1 << max(0, length.bit_length() - 3)
+        return (length - self.num_sent) // step < length // step
 
 
 class WantedPrefixes:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import cast
 
 import numpy as np
@@ -10,6 +11,7 @@ from support.dict_tier import DictTier
 
 from radixkv.cache import PrefixCache
 from radixkv.cache.tokens import encode
+from radixkv.tiers.block_key import BlockKey
 from radixkv.tiers.moves import block_moves
 from radixkv.tiers.moves.block_moves import BlockMoves
 from radixkv.tiers.moves.known_blocks import KnownBlocks
@@ -75,3 +77,29 @@ def test_few_wanted_prefixes_are_looked_at_in_a_step() -> None:
     assert len(moves._wanted) == 20 - block_moves._PREFIXES_PER_STEP
     assert writer.num_queued == 0
     assert writer.stop(600)
+
+
+class MarkedTier(DictTier):
+    """Notes how long what is marked as used is."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.marked: list[int] = []
+
+    def mark_used(self, prefix: Sequence[BlockKey]) -> None:
+        self.marked.append(len(prefix))
+
+
+def test_a_prefix_that_grows_is_marked_as_a_whole_when_it_has_grown_by_a_part_of_itself() -> None:
+    """Each block of an answer marked all before it, which took longer than to write the block."""
+    tier = MarkedTier()
+    cache, moves, writer = moves_into(tier, 100)
+    table = cache.open([0] * 4)
+    cache.reserve(table, 160)
+    for block in range(40):
+        cache.append(table, [block] * 4)
+        moves.send_down(cache)
+        assert writer.flush(600)
+    assert writer.stop(600)
+    of_one_block, wholes = [1] * 40, [*range(2, 8), *range(8, 16, 2), *range(16, 32, 4), *range(32, 41, 8)]
+    assert sorted(tier.marked) == [1, *of_one_block, *wholes]
