@@ -21,16 +21,17 @@ Only torch and numpy are needed; nothing here knows of radix trees or requests. 
     checks        arguments are checked before native code sees a pointer
     fields        fields of the structures in which arguments are handed over
     src/          the C++: for each of these a file of the same name, and
-      calls.h       the functions and their arguments
+      calls.h       the functions and their arguments; machine.cpp: what a variant needs before it runs
       simd.h        vectors of as many float32 numbers as a register holds
       vocabulary.h  the likeliest tokens of a row
-      panel.h       rows times a panel of 32 columns, the product that the others are made of
-      tiles.h       the same product by AMX
+      panel.h       rows times a panel of 32 columns, the product that the others are made of; chunks.h: rows that pass it
+                    together
+      tiles.h       the same product by AMX; triples.h: in float32
       attention_tasks.h, task_rows.h      how attention is divided, and what all its tasks do
       pack.h, softmax.h                   keys and values into panels; scores into weights
       running_attention.h, unpacked.h     a task without tiles
       tile_attention.h, tile_columns.h, strips.h   a task with tiles
-      quantised.h   panels of integers
+      quantised.h   panels of integers; factored.h: products that are scaled once they are added
       xxhash.h      checksums: the xxHash library, unchanged
 
 Unless they say otherwise, the functions take contiguous torch tensors in float32 or bfloat16 on the CPU. They share torch's

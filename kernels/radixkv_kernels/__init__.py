@@ -16,6 +16,8 @@ Only torch and Triton are needed; nothing here knows of radix trees or requests.
     online_softmax         a tile of query rows over a range of keys
     attention_common       what else the two attention kernels and their launchers have in common
     reference              the same operations in plain torch, the truth in tests
+    target                 the GPU, or the interpreter, that kernels are compiled for
+    checks                 arguments are checked before a kernel sees a pointer; checked_once: not again for tensors like them
 
 Keys and values lie in ``[num_blocks, block_size, kv heads, dim]`` tensors, one pair per layer. The heads of a group are
 packed into the rows of a tile, so a key is read once for all of them. Log-sum-exps are to base 2.

@@ -2,7 +2,7 @@
 
 One batch, from block tables to kernel launches::
 
-    QueryBatch            block tables, num_context, num_new: what the engine asks for
+    QueryBatch            block tables, num_context, num_new: what the engine asks for; options: what a layer hands over
       |
     BatchTables           the tables as one array, kept from step to step, sharers next to each other
       |
@@ -20,6 +20,7 @@ One batch, from block tables to kernel launches::
 
 A plan serves all layers; what a backend derives from it (calls per sliding window, items per head shape) is built when the
 first layer that needs it asks. A backend's `SharingRule` says when sharing pays; everything else it takes from the plan.
+`choice` makes the backend that an option names.
 """
 
 from radixkv.attention.backend import AttentionBackend, AttentionBatch, BatchLimits

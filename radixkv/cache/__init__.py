@@ -11,6 +11,7 @@
     cache_view.py           what can be asked without a change: explain.py, outline.py, snapshot.py, continuation.py, stats.py
     observer.py             what is called when blocks come and go: event_recorder.py and events.py, evicted.py
     block_hash.py, tokens.py, lazy_heap.py                                names of blocks, tokens as bytes, a heap
+    arguments.py, errors.py                                               what is refused, and by which errors
     invariants.py           every rule that the cache keeps, verified from scratch
 """
 

@@ -1,1 +1,12 @@
-"""The command line."""
+"""The command line.
+
+::
+
+    main.py                 all commands; what they raise becomes one line
+      generate.py           chat, in terminal_chat.py, and generate
+      serve.py              serve; cluster.py: replica and ingress; vllm_command.py: these as vLLM's are called
+      observe.py            inspect, simulate and explain
+      demo.py, doctor.py, warm.py, bench.py, keys.py, store.py              those of the same name
+    options.py              options, made of the fields of configurations; config_file.py: from a file
+    output_paths.py, report_console.py, plain_help.py                     where results go, and how help is written
+"""

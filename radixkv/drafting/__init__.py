@@ -5,14 +5,17 @@ its position. So drafts change how many tokens a step yields, never which.
 
 ::
 
-    Drafter                 where drafts come from; see `radixkv.drafting.drafter` to write one
+    drafter.py              Drafter: where drafts come from, for those who write one
+    sources.py              those of every engine:
       PrefixDrafter         the continuation in the radix tree of exactly this sequence
       AnswerDrafter         where the last tokens occur in another answer to the same prompt
-      TreeDrafter           where the last tokens occur in what the tree holds of the namespace
-      SuffixDrafter         where they occur in the request's own prompt and answer
+      TreeDrafter           where the last tokens occur in what the tree holds of the namespace (tree_index.py)
+      SuffixDrafter         where they occur in the request's own prompt and answer (document.py)
       PredictionDrafter     where they occur in what the client predicted
-      GrammarDrafter        what a grammar forces, and what is usual between
-    AcceptanceRates, StepTimes, choose_lengths: how many of them are worth their rows
+      GrammarDrafter        what a grammar forces, and what is usual between (followers.py)
+      kgrams.py             runs of tokens, by which these look them up
+    acceptance.py, step_times.py, lengths.py: how often drafts prove right, what rows cost, how many are worth that
+    sequence_drafts.py      what is known of one sequence
 
 (Speculative decoding: Leviathan et al. 2023; from n-grams of the prompt: Saxena 2023; from what was generated before:
 SuffixDecoding, Oliaro et al. 2024.)

@@ -1,1 +1,9 @@
-"""Seeing into the cache: inspect it, explain a miss, publish its events, simulate a trace."""
+"""Seeing into the cache.
+
+::
+
+    inspect/                what is in it
+    explain.py              why a prompt is not reused, in words
+    kv_events.py            its changes, published over ZeroMQ
+    simulate/               traces of requests, replayed; trace_format.py: what their files say that they are
+"""

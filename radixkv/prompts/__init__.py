@@ -1,6 +1,10 @@
 """Prompts and messages as users pass them, converted to token ids: one form for `LLM`, `AsyncLLM` and the server.
 
-`radixkv.prompts.prompt` takes text and token ids, `radixkv.prompts.conversation` messages, which a chat template writes.
+::
+
+    prompt.py               text and token ids
+    conversation.py         messages, which a chat template writes; chat_options.py: how
+    single.py               one of either
 """
 
 from radixkv.prompts.chat_options import ChatOptions

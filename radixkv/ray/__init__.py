@@ -1,4 +1,13 @@
-"""Engines placed, healed and scaled by Ray Serve (`pip install 'radixkv[ray]'`), on top of `radixkv.cluster`."""
+"""Engines placed, healed and scaled by Ray Serve (`pip install 'radixkv[ray]'`), on top of `radixkv.cluster`.
+
+::
+
+    local.py                `radixkv serve --replicas`: an application of its own, until a signal comes
+    application.py          what is deployed, by options.py: ingress.py and engine.py, which find each other by registry.py
+    calls.py                from one part to another, which may be gone
+    scaling.py              how many engines there should be
+    memory.py               how much of it they will take
+"""
 
 from __future__ import annotations
 

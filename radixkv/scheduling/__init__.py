@@ -10,6 +10,7 @@
       in_flight_prefixes.py who waits for a prefix that a running group computes
       logit_rows.py         how many rows of logits a step may have
     shares of tenants:
+      tenant_share.py       what one may have
       fair_shares.py        whose turn it is; tenant_usage.py: who has most; prompt_shares.py: whose prompts delay others
     prefixes from tiers (only where there are tiers):
       prefix_loads.py       groups that wait for one

@@ -12,4 +12,5 @@
       system_messages.py  system messages where templates take them
     definitions.py      tools as requests describe them, answers with calls
     pieces.py           the pieces of an answer
+    names.py            by which options choose a form
 """

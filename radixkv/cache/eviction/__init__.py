@@ -1,4 +1,11 @@
-"""Which leaf is evicted first when blocks are needed: one interface, and one file per policy."""
+"""Which leaf is evicted first when blocks are needed: one interface, and one file per policy.
+
+::
+
+    policy.py               the interface
+    lru.py, lfu.py, segmented_lru.py, priority.py, cost_aware.py          the policies by fixed rules
+    adaptive.py             the one that learns: reuse_times.py: from when prefixes are used again; lru_shadow.py: against LRU
+"""
 
 from collections.abc import Callable, Mapping
 from types import MappingProxyType

@@ -14,6 +14,7 @@ need not know every model that it fits, and what it does not fit stays as transf
     layer       a decoder layer, of all these
     layer_chains layers that are computed in one call
     last_layer  the rows of it that are wanted
+    functional_weight weights that other modules multiply by
     replace     finds the modules, compares, replaces
 """
 
