@@ -49,13 +49,13 @@ class EvictedPrefixes(TreeObserver):
     """
 
     def __init__(
-        self, max_blocks: int, block_size: int, now: Callable[[], float], learner: LearningPolicy | None
+        self, max_blocks: int, block_size: int, clock: Callable[[], float], learner: LearningPolicy | None
     ) -> None:
         self.num_blocks = 0
         self._max_blocks = max_blocks
         self._block_size = block_size
         self._block_bytes = block_size * TOKEN_BYTES
-        self._now = now
+        self._clock = clock
         self._learner = learner
         # Oldest first. Not a dict: finding the first key of a dict that shrinks from its front takes ever longer.
         self._records: OrderedDict[int, EvictedBlocks] = OrderedDict()
@@ -71,7 +71,7 @@ class EvictedPrefixes(TreeObserver):
             node.last_use,
             node.uses,
             node.group,
-            self._now(),
+            self._clock(),
         )
         self._file(record)
         while self.num_blocks > self._max_blocks:
@@ -120,7 +120,7 @@ class EvictedPrefixes(TreeObserver):
         if self._learner is None or not self._records:
             return []
         past: list[tuple[int, int]] = []
-        now = self._now()
+        now = self._clock()
         for record, num_tokens in list(self._follow(node.block_hashes()[-1], prompt, stop * self._block_bytes)):
             self._drop(record.hashes[0])
             self._file_rest(record, -(-num_tokens // self._block_size))

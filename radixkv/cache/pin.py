@@ -48,10 +48,10 @@ class Pins:
         num_blocks: blocks that are pinned.
     """
 
-    def __init__(self, tree: RadixTree, max_blocks: int, now: Callable[[], float]) -> None:
+    def __init__(self, tree: RadixTree, max_blocks: int, clock: Callable[[], float]) -> None:
         self.max_blocks = max_blocks
         self._tree = tree
-        self._now = now
+        self._clock = clock
         self._pins: dict[Pin, Node] = {}
         # Kept up to date, as `Node.num_pins` is: a server may have thousands of pins. Pinned nodes neither grow nor shrink.
         self.num_blocks = 0
@@ -63,7 +63,7 @@ class Pins:
     def add(self, match: Match, namespace: str, ttl: float | None) -> Pin:
         """Pin what was matched; refuses it as `require` does."""
         self.require(match)
-        expires_at = None if ttl is None else self._now() + ttl
+        expires_at = None if ttl is None else self._clock() + ttl
         pin = Pin(namespace, match.num_whole_tokens, expires_at)
         self._pins[pin] = last = self._tree.lock(match)
         for node in last.path():
@@ -93,11 +93,11 @@ class Pins:
     @property
     def seconds_until_expiry(self) -> float:
         """No pin expires for this long; infinite if none ever does."""
-        return max(0.0, self._expiring.first()[0] - self._now()) if self._expiring else math.inf
+        return max(0.0, self._expiring.first()[0] - self._clock()) if self._expiring else math.inf
 
     def release_expired(self) -> None:
         """Release the pins whose time is over."""
-        while self._expiring and self._expiring.first()[0] <= self._now():
+        while self._expiring and self._expiring.first()[0] <= self._clock():
             self._tree.unlock(self._drop(self._expiring.first()[1]))
 
     def forget(self, namespace: str | None) -> None:

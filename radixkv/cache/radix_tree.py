@@ -39,7 +39,7 @@ class RadixTree:
     Args:
         pool: where the blocks' references are counted.
         policy: which leaf is evicted first.
-        now: the cache's clock, in seconds.
+        clock: the cache's, in seconds.
         observers: are notified of changes, in this order, a policy that learns before them.
 
     Attributes:
@@ -57,7 +57,7 @@ class RadixTree:
         pool: BlockPool,
         block_size: int,
         policy: EvictionPolicy,
-        now: Callable[[], float],
+        clock: Callable[[], float],
         observers: Sequence[TreeObserver],
     ) -> None:
         self._pool = pool
@@ -66,7 +66,7 @@ class RadixTree:
         self.policy = policy
         self.owner_limits: OwnerLimits | None = None
         self.leaves: EvictionPolicy = policy
-        self._now = now
+        self._clock = clock
         self.observers = Observers(policy if isinstance(policy, LearningPolicy) else None, observers)
         self.roots: dict[str, Root] = {}
         self.num_evictable_blocks = 0
@@ -131,7 +131,7 @@ class RadixTree:
             node = node.parent
         elif match.num_node_blocks * self._block_bytes < len(node.tokens):
             node = self._split(node, match.num_node_blocks)
-        now = self._now()
+        now = self._clock()
         step: Node | None = node
         while step is not None:
             if step.lock_count == 0:
@@ -154,7 +154,7 @@ class RadixTree:
             priority: retention priority of the sequence that ends, which is a use: every node on the path keeps the highest.
                 None: a pin ends, which is none.
         """
-        now = self._now()
+        now = self._clock()
         step: Node | None = node
         while step is not None:
             step.lock_count -= 1
@@ -227,7 +227,7 @@ class RadixTree:
             if common * size < len(child.tokens):
                 child = self._split(child, common)
             if child.lock_count == 0:
-                self._to_in_use(child, self._now())
+                self._to_in_use(child, self._clock())
             child.lock_count += 1
             if kept is blocks:
                 kept = blocks.copy()
@@ -252,7 +252,7 @@ class RadixTree:
         last = self._extend(node, tokens, np.array([block], dtype=np.int32), priority, 0, owner)
         if last is not node:  # a partly filled block cannot be locked
             last.lock_count = 0
-            last.last_use = self._now()
+            last.last_use = self._clock()
             self._to_idle(last)
         return True
 
@@ -260,7 +260,7 @@ class RadixTree:
         """Count a use of the first block of a node, whose parent is locked."""
         if len(child.blocks) > 1:
             return  # it says nothing about the blocks that follow, and tails are evicted first anyway
-        now, is_idle = self._now(), child.lock_count == 0
+        now, is_idle = self._clock(), child.lock_count == 0
         if is_idle:
             self._to_in_use(child, now)
         child.last_use = now
