@@ -138,7 +138,7 @@ class BlockTable:
 
     def reserve(self, num_tokens: int) -> None:
         """Make the positions below ``num_tokens`` writable: `PrefixCache.reserve`."""
-        num_new = max(0, -(-num_tokens // self._store.block_size) - self.num_blocks)
+        num_new = self._num_missing_blocks(num_tokens)
         copies_tail = self._shares_tail()
         self._store.require(num_new + copies_tail)
         self._grow(num_new, copies_tail)
@@ -147,13 +147,13 @@ class BlockTable:
     def reserve_all(store: BlockStore, requests: Sequence[tuple[BlockTable, int]]) -> None:
         """`reserve` for several distinct tables of one store: `PrefixCache.reserve_many`."""
         size = store.block_size
-        needed = sum(max(0, -(-total // size) - table.num_blocks) for table, total in requests)
+        needed = sum(table._num_missing_blocks(total) for table, total in requests)
         sharers = Counter(int(table._ids[table.num_tokens // size]) for table, _ in requests if table._shares_tail())
         # The last owner of a shared tail to write into it need not copy it.
         needed += sum(min(count, int(store.pool.ref_counts[tail]) - 1) for tail, count in sharers.items())
         store.require(needed)
         for table, total in requests:
-            table._grow(max(0, -(-total // size) - table.num_blocks), table._shares_tail())
+            table._grow(table._num_missing_blocks(total), table._shares_tail())
 
     def trim(self, num_tokens: int) -> None:
         """Give back reserved blocks beyond those that hold ``num_tokens``: `PrefixCache.trim`."""
@@ -251,6 +251,10 @@ class BlockTable:
     def _encoded_tokens(self) -> bytes:
         path = [] if self.node is None else [node.tokens for node in self.node.path()]
         return b"".join([*reversed(path), self._tail])
+
+    def _num_missing_blocks(self, num_tokens: int) -> int:
+        """How many more blocks the table needs for so many tokens."""
+        return max(0, -(-num_tokens // self._store.block_size) - self.num_blocks)
 
     def _shares_tail(self) -> bool:
         """Whether forks that begin in the partly filled tail block, the only one that may have other owners, own it too."""

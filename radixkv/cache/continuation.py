@@ -12,13 +12,13 @@ from radixkv.cache.tokens import TOKEN_BYTES, decode
 _MAX_COMPARED_CHILDREN = 8
 
 
-def continuation(node: Node, tail: bytes, num_tokens: int) -> list[int]:
+def continuation(node: Node, tail: bytes, max_tokens: int) -> list[int]:
     """The tokens that follow ``tail`` below ``node``.
 
     Args:
         node: where the path of the sequence ends.
         tail: its encoded tokens after that node.
-        num_tokens: length of the answer at most.
+        max_tokens: length of the answer at most.
     """
     offset, block_bytes = 0, node.block_bytes
     while len(tail) - offset >= block_bytes:
@@ -30,17 +30,17 @@ def continuation(node: Node, tail: bytes, num_tokens: int) -> list[int]:
             return []
         node, offset = child, offset + common
         if common < len(child.tokens):
-            return following(node, common // TOKEN_BYTES, num_tokens)
+            return following(node, common // TOKEN_BYTES, max_tokens)
     child = _likeliest_child(node, tail[offset:])
-    return [] if child is None else following(child, (len(tail) - offset) // TOKEN_BYTES, num_tokens)
+    return [] if child is None else following(child, (len(tail) - offset) // TOKEN_BYTES, max_tokens)
 
 
-def following(node: Node, offset: int, num_tokens: int) -> list[int]:
-    """The tokens from the ``offset``-th of a node on, and of the likeliest nodes below it."""
-    start, num_bytes = offset * TOKEN_BYTES, num_tokens * TOKEN_BYTES
-    found = bytes(node.tokens[start : start + num_bytes])
-    while len(found) < num_bytes and (child := _likeliest_child(node, b"")) is not None:
-        found += child.tokens[: num_bytes - len(found)]
+def following(node: Node, offset: int, max_tokens: int) -> list[int]:
+    """At most ``max_tokens`` tokens: from the ``offset``-th of a node on, and of the likeliest nodes below it."""
+    start, max_bytes = offset * TOKEN_BYTES, max_tokens * TOKEN_BYTES
+    found = bytes(node.tokens[start : start + max_bytes])
+    while len(found) < max_bytes and (child := _likeliest_child(node, b"")) is not None:
+        found += child.tokens[: max_bytes - len(found)]
         node = child
     token_ids: list[int] = decode(found).tolist()
     return token_ids
