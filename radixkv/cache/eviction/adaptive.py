@@ -157,10 +157,11 @@ class Adaptive:
         for group, candidate in self._candidates.items():
             if candidate is None or candidate[-1] < now:
                 candidate = self._candidates[group] = self._candidate(group)
-            if candidate[0] < lowest:
-                lowest, lowest_leaf = candidate[0], candidate[1]
-            if candidate[4] < oldest_use:
-                density_of_oldest, oldest, oldest_use = candidate[2:5]
+            density, leaf, of_oldest, oldest_of_group, last_use, _ = candidate
+            if density < lowest:
+                lowest, lowest_leaf = density, leaf
+            if last_use < oldest_use:
+                density_of_oldest, oldest, oldest_use = of_oldest, oldest_of_group, last_use
         chosen = oldest if density_of_oldest <= self._margin * lowest else lowest_leaf
         assert chosen is not None
         return chosen
