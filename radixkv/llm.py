@@ -135,6 +135,8 @@ class LLM(ProcessBound):
             add_generation_prompt: False: do not begin the assistant's message, so that the model may begin one of any role.
             continue_final_message: continue the last message, which must be the assistant's; needs
                 ``add_generation_prompt=False``.
+            cache_salt: only prompts with the same one share blocks.
+            cache: ``{"read": bool, "write": bool}``: whether to reuse what is cached, and to publish what is computed.
         """
         options = ChatOptions(
             add_generation_prompt=add_generation_prompt,
@@ -164,12 +166,13 @@ class LLM(ProcessBound):
     ) -> Iterator[RequestOutput]:
         """Complete one prompt, or answer one conversation, piece by piece.
 
-        The other options are those of `chat`; except for ``sampling_params``, they are only for conversations.
+        Options that are not described here are those of `chat`, and only for conversations.
 
         Args:
             prompt: as for `generate`, or a conversation as for `chat`.
-            cache_salt: only prompts with the same one share blocks; a prompt may also have its own.
-            cache: whether to read the cache, and whether to write to it; a prompt may also have its own.
+            sampling_params: None: `get_default_sampling_params`.
+            cache_salt: as for `chat`; it replaces a prompt's own.
+            cache: likewise.
             priority: as for `generate`.
 
         Yields:
@@ -221,7 +224,7 @@ class LLM(ProcessBound):
         """Which tokens of a prompt or a conversation would be reused now, and why not more. Runs and changes nothing.
 
         Args:
-            cache_salt: as for `chat`; a prompt may also bring its own.
+            cache_salt: as for `chat`; it replaces a prompt's own.
             cache: likewise.
 
         Raises:

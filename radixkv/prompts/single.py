@@ -28,8 +28,8 @@ def as_single_prompt(
 
     Args:
         prompt: as for `LLM.generate`, or as for `LLM.chat`.
-        cache_salt: only prompts with the same one share blocks; a prompt may also bring its own.
-        cache: whether to read the cache, and whether to write into it.
+        cache_salt: only prompts with the same one share blocks; it replaces a prompt's own.
+        cache: whether to read the cache, and whether to write into it; likewise.
         options: for a conversation.
 
     Raises:
