@@ -268,19 +268,19 @@ class EngineConfig(Config):
 
     @field_validator("block_size", "num_blocks", "max_num_batched_tokens", "max_num_seqs")
     @classmethod
-    def _is_countable(cls, count: int | None, info: ValidationInfo) -> int | None:
+    def _check_count(cls, count: int | None, info: ValidationInfo) -> int | None:
         if count is not None and count > _MAX_COUNT:
             raise ValueError(f"{info.field_name}: expected at most {_MAX_COUNT:,}, got {count}")
         return count
 
     @field_validator("seed", mode="before")
     @classmethod
-    def _seed(cls, given: Any) -> Any:
+    def _seed_or_zero(cls, given: Any) -> Any:
         return 0 if given is None else given
 
     @field_validator("disk_cache", "shared_cache", "cache_secret_file", "store_key_file", "record_trace", mode="before")
     @classmethod
-    def _is_path(cls, given: Any, info: ValidationInfo) -> Any:
+    def _check_path(cls, given: Any, info: ValidationInfo) -> Any:
         # An empty path, perhaps from an unset variable, would mean the folder that the program was started in.
         if isinstance(given, str) and (not given or "\0" in given):
             raise ValueError(f"{info.field_name}: expected a path, got {given!r:.80}")
@@ -288,21 +288,21 @@ class EngineConfig(Config):
 
     @field_validator("kv_cache_memory_bytes", "host_cache_size", "disk_cache_size", "shared_cache_size", mode="before")
     @classmethod
-    def _is_size(cls, size: Any, info: ValidationInfo) -> Any:
+    def _check_size(cls, size: Any, info: ValidationInfo) -> Any:
         if size is not None:
             parse_size(str(info.field_name), size)
         return size
 
     @field_validator("tiers")
     @classmethod
-    def _are_several(cls, tiers: Any) -> Any:
+    def _check_tiers(cls, tiers: Any) -> Any:
         if not isinstance(tiers, Sequence):
             raise ValueError(f"tiers: expected a list of tiers, got {tiers!r:.80}")
         return tiers
 
     @field_validator("shared_cache")
     @classmethod
-    def _is_store(cls, store: str | None) -> str | None:
+    def _check_store(cls, store: str | None) -> str | None:
         if store is not None and "://" in store and not store.startswith(("redis://", "rediss://", "unix://")):
             # Only the scheme is shown, because the address may hold a password.
             scheme = store.partition("://")[0]
@@ -311,7 +311,7 @@ class EngineConfig(Config):
 
     @field_validator("disk_cache", "shared_cache")
     @classmethod
-    def _is_absolute(cls, store: str | Path | None) -> str | Path | None:
+    def _make_absolute(cls, store: str | Path | None) -> str | Path | None:
         """The folder stays the same if the program changes its working directory."""
         if store is None or "://" in str(store):
             return store
