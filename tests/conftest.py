@@ -195,6 +195,16 @@ def loads_are_worth_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Rates, "compute_seconds", lambda rates, num_tokens: 1000.0)
 
 
+@pytest.fixture
+def look_ups_are_awaited(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of requests that come together, all know where their prefixes are before the first of these is loaded."""
+    from support.time_limit import HANGING
+
+    from radixkv.scheduling import prefix_look_ups
+
+    monkeypatch.setattr(prefix_look_ups, "_LOOK_UP_SECONDS", HANGING)
+
+
 @pytest.fixture(scope="session")
 def default_tokenizer() -> Any:
     from radixkv.model.default_model import find_default_model

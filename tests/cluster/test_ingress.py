@@ -13,6 +13,7 @@ import httpx
 import pytest
 from support.in_process_server import make_client
 from support.replica_servers import SECRET, ingress_client, local_replicas, tiny_llm
+from support.time_limit import HANGING
 
 from radixkv import LLM, AsyncLLM, SamplingParams
 from radixkv.cache import InvariantViolation
@@ -125,6 +126,7 @@ def test_it_answers_as_one_engine_does(default_tokenizer: Any, tmp_path: Path) -
     asyncio.run(main())
 
 
+@pytest.mark.usefixtures("loads_are_worth_it")
 def test_usage_counts_drafts_and_loaded_tokens_as_one_engine_does(default_tokenizer: Any, tmp_path: Path) -> None:
     """These counts used to stay on the replica."""
     prompts = [f"{word} {TEXT * 12}" for word in ("First", "Second", "Third", "First", "First")]
@@ -144,7 +146,7 @@ def test_usage_counts_drafts_and_loaded_tokens_as_one_engine_does(default_tokeni
             answer = (
                 await client.post("/v1/completions", json={**COMPLETION, "prompt": prompt, "max_tokens": 30})
             ).json()
-            assert await engine.call(lambda engine: engine.tiers is None or engine.tiers.flush(10.0))
+            assert await engine.call(lambda engine: engine.tiers is None or engine.tiers.flush(HANGING))
             found.append(answer["usage"])
         return found
 

@@ -89,7 +89,7 @@ def test_a_selection_of_namespaces_does_not_mean_all_by_itself() -> None:
         NamespaceSelection()  # type: ignore[call-arg]
 
 
-@pytest.mark.usefixtures("loads_are_worth_it")
+@pytest.mark.usefixtures("loads_are_worth_it", "look_ups_are_awaited")
 def test_with_a_file_of_the_secret_who_reads_may_start_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(backoff, "FIRST_SECONDS", 1e-9)
     secret = tmp_path / "secret"

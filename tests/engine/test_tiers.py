@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import threading
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -29,6 +28,7 @@ from radixkv.tiers.tier import BlockBytes
 pytestmark = pytest.mark.usefixtures("loads_are_worth_it")
 
 
+@pytest.mark.usefixtures("look_ups_are_awaited")
 @pytest.mark.parametrize(
     ("name", "options"),
     [
@@ -60,16 +60,11 @@ def test_several_that_want_one_prefix_load_it_once() -> None:
     assert tier.num_read == 10  # the blocks of the common prefix
 
 
+@pytest.mark.usefixtures("look_ups_are_awaited")
 def test_what_was_loaded_for_another_prompt_counts_as_far_as_it_is_common() -> None:
     """All that was loaded for the other prompt used to count, under its medium, not only what is common."""
-    waiting: list[Any] = []
-    near, far = DictTier(lambda: until_both_wait()), DictTier()
+    near, far = DictTier(), DictTier()
     near.medium, far.medium = "near", "far"
-
-    def until_both_wait() -> None:
-        while waiting and len(waiting[0]) < 2:
-            time.sleep(0.001)
-
     llm = make(tiers=[near, far], num_blocks=200)
     common = STEM[:16]
     prompts = [{"prompt_token_ids": [*common, *(factor * i % 190 + 4 for i in range(64))]} for factor in (5, 11)]
@@ -79,7 +74,6 @@ def test_what_was_loaded_for_another_prompt_counts_as_far_as_it_is_common() -> N
     expected += answers(llm, prompts[1:])
     evict_all(llm)
     near.blocks = of_first  # only the far tier has anything of the second prompt's end
-    waiting.append(llm.engine.tiers.loads._prefixes)
     outputs = llm.generate(prompts, GREEDY, use_tqdm=False)
     assert [output.outputs[0].token_ids for output in outputs] == expected
     assert [output.metrics.loaded_tokens for output in outputs] == [{"near": 79}, {"near": 16, "far": 63}]
@@ -116,7 +110,7 @@ def test_a_store_that_hangs_delays_one_request(
     assert llm.engine.tiers.loads._look_ups._unanswered.done.wait(600)
     outputs = llm.generate(PROMPTS, GREEDY, use_tqdm=False)
     assert [output.outputs[0].token_ids for output in outputs] == expected
-    assert outputs[0].metrics.loaded_tokens == {"dict": 40}
+    assert {"dict": 40} in [output.metrics.loaded_tokens for output in outputs]
 
 
 def test_what_was_used_twice_is_below_before_it_is_evicted() -> None:
@@ -152,6 +146,7 @@ def test_a_tier_cannot_change_what_the_tiers_after_it_are_given() -> None:
     assert [data for _, data in after.blocks.values()] == [bytes([1] * 8)]
 
 
+@pytest.mark.usefixtures("look_ups_are_awaited")
 def test_a_tier_below_another_fills_it_again() -> None:
     below = DictTier()
     llm = make(host_cache_size="4MiB", tiers=[below])
@@ -303,6 +298,7 @@ def test_a_tenant_with_many_salts_is_cleared_below_once() -> None:
     assert tier.cleared[-1] is None
 
 
+@pytest.mark.usefixtures("look_ups_are_awaited")
 @pytest.mark.parametrize("was_shut_down", [True, False])
 def test_a_restart_finds_what_was_stored(tmp_path: Path, was_shut_down: bool) -> None:
     options = {"disk_cache": tmp_path, "disk_cache_size": "4MiB", "cache_write_policy": "write-through"}
