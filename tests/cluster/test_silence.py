@@ -3,28 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from support.pretended_replicas import until
 from support.replica_servers import SECRET, local_replicas, tiny_llm
+from support.stalled_loop import stalling
 
 from radixkv.cluster import ReplicaSet
 from radixkv.cluster.silence import until_silent
-
-
-def stalling(loop: asyncio.AbstractEventLoop) -> Callable[[float], None]:
-    """A function that sets the clock of a loop forward, as if the loop had stood still for so many seconds."""
-    clock, late = loop.time, 0.0
-
-    def stall(seconds: float) -> None:
-        nonlocal late
-        late += seconds
-
-    loop.time = lambda: clock() + late  # type: ignore[method-assign]
-    return stall
 
 
 async def turn() -> None:

@@ -12,6 +12,7 @@ from unittest.mock import Mock
 import httpx
 import pytest
 from support.in_process_server import make_client, serve
+from support.stalled_loop import stalling
 from support.tenant_keys import bearer, entry, tokens_left
 
 from radixkv import LLM, AsyncLLM, BeamSearchParams, SamplingParams
@@ -143,6 +144,7 @@ def test_prompts_that_had_begun_when_others_were_not_accepted_yet_are_charged(
 
     async def begin_one(*arguments: Any, times: list[RequestMetrics], **options: Any) -> None:
         times[0].scheduled_time = times[0].arrival_time
+        stalling(asyncio.get_running_loop())(1000.0)  # its time is over when it has begun, however late that is
         await asyncio.Event().wait()
 
     monkeypatch.setattr(AsyncLLM, "submit", begin_one)
@@ -156,7 +158,7 @@ def test_prompts_that_had_begun_when_others_were_not_accepted_yet_are_charged(
         assert answer.headers["x-ratelimit-remaining-requests"] == "8"
         assert await tokens_left(client, "a") == 5000 - charged
 
-    config = ServerConfig(queue_timeout=0.05)
+    config = ServerConfig(queue_timeout=900)
     serve(llm, scenario, tenants=tenants, rate_limits=RateLimits(lambda: 0.0), config=config)
 
 

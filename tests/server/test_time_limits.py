@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
+from collections.abc import Sequence
 from typing import Any
 from unittest.mock import MagicMock, Mock
 
@@ -18,6 +19,7 @@ from radixkv import LLM, AsyncLLM
 from radixkv.server.chat import prefix_keeper
 from radixkv.server.config import ServerConfig
 from radixkv.server.time_limits import Deadlines, TimeLimits
+from radixkv.serving.request_stream import RequestStream
 
 # None of these requests would end by itself before the test does, however slow the machine: limits may be short.
 BODY = {"prompt": "Once", "max_tokens": 3000, "ignore_eos": True, "temperature": 0}
@@ -103,7 +105,7 @@ def test_in_the_queue_to_be_tokenized(llm: LLM, path: str, fields: dict[str, Any
             others = asyncio.create_task(engine.run_tokenizer(lambda _: go.wait(), tenant=None))
             await asyncio.sleep(0)  # theirs is the first
             try:
-                response = await asyncio.wait_for(client.post(path, json=fields), 60)
+                response = await asyncio.wait_for(client.post(path, json=fields), HANGING)
             finally:
                 go.set()
             await others
@@ -146,7 +148,7 @@ def test_while_the_prefixes_that_are_to_stay_cached_are_found(
     async def scenario(client: httpx.AsyncClient) -> None:
         body = {"model": "model", "max_tokens": 1, "messages": [{"role": "user", **message}], "stream": stream}
         try:
-            response = await asyncio.wait_for(client.post(path, json=body), 60)
+            response = await asyncio.wait_for(client.post(path, json=body), HANGING)
         finally:
             go.set()
         assert f"the request {expected} {SOON} seconds, which is the limit" in response.text
@@ -171,6 +173,13 @@ def test_in_all(llm: LLM) -> None:
 @pytest.mark.parametrize("stage", ["tokenizing", "admission", "queue", "total"])
 def test_each_choice_is_counted_as_aborted(llm: LLM, monkeypatch: pytest.MonkeyPatch, stage: str) -> None:
     """Before a prompt is queued it counts once, as nobody has checked yet how many choices it may have."""
+    watch, queued = Deadlines.watch, stage in ("queue", "total")
+
+    def watch_late(deadlines: Deadlines, streams: Sequence[RequestStream]) -> None:
+        deadlines.arrival -= 1000.0  # its time is over once it is queued, however long that takes
+        watch(deadlines, streams)
+
+    monkeypatch.setattr(Deadlines, "watch", watch_late)
 
     async def never(*arguments: Any, **options: Any) -> Any:
         await asyncio.Event().wait()
@@ -183,8 +192,8 @@ def test_each_choice_is_counted_as_aborted(llm: LLM, monkeypatch: pytest.MonkeyP
                 monkeypatch.setattr(engine, "submit", never)
             elif stage == "queue":
                 monkeypatch.setattr(llm.engine.scheduler, "schedule", list)  # admits nobody
-            queued = stage in ("queue", "total")
-            body = {**BODY, "prompt": [[7], [8]], "n": 2 if queued else 10**12, "temperature": 1, "timeout": SOON}
+            body = {**BODY, "prompt": [[7], [8]], "n": 2 if queued else 10**12, "temperature": 1}
+            body["timeout"] = 900 if queued else SOON
             assert (await client.post("/v1/completions", json=body)).status_code == 504
             lines = (await client.get("/metrics")).text.splitlines()
             counts = [line for line in lines if line.startswith("radixkv:request_success_total")]
