@@ -99,8 +99,9 @@ def test_what_does_not_come_up_is_taken_away_and_says_why(serving: Serving) -> N
 
 def test_sighup_does_not_end_it(serving: Serving) -> None:
     """SIGHUP used to end the application with all answers in progress."""
+    before = signal.getsignal(signal.SIGHUP)
     assert serving(Serve(), wait=partial(signal.raise_signal, signal.SIGHUP)) == 0
-    assert signal.getsignal(signal.SIGHUP) is signal.SIG_DFL
+    assert signal.getsignal(signal.SIGHUP) is before
 
 
 def test_an_error_while_it_runs_is_not_one_of_starting(serving: Serving) -> None:

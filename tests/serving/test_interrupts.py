@@ -118,8 +118,11 @@ def test_a_handler_that_sets_another_is_not_put_back(handled_by: Callable[[Any],
     assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
 
 
-def test_a_second_one_while_requests_are_aborted_leaves_none(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_second_one_while_requests_are_aborted_leaves_none(
+    handled_by: Callable[[Any], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """It used to end the aborting: the rest stayed in the engine with their blocks, and nobody could end them."""
+    handled_by(signal.default_int_handler)
     llm = LLM(build_supported("llama"), num_blocks=100)
     step, abort = llm.engine.step, llm.engine.abort
 
