@@ -187,7 +187,7 @@ def test_a_malformed_chunk_in_the_middle_is_an_error_at_once(tmp_path: Path) -> 
             assert await anext(pieces) == b"begun"
             begun.set()
             with pytest.raises(httpx.ReadError, match="malformed"):
-                await asyncio.wait_for(anext(pieces), 30)
+                await asyncio.wait_for(anext(pieces), HANGING)
 
     asyncio.run(main())
 

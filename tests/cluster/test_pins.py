@@ -10,6 +10,7 @@ import httpx
 import pytest
 from support.model_zoo import build_supported
 from support.pretended_replicas import SECRET, Handler, client_of, streams_over
+from support.time_limit import HANGING
 
 from radixkv import LLM, AsyncLLM, SamplingParams
 from radixkv.cluster import ReplicaSet, replica_app, replica_pins
@@ -49,10 +50,10 @@ def test_an_empty_prefix_is_kept_nowhere() -> None:
 
 @pytest.mark.parametrize("answer", [never, broken])
 def test_a_replica_that_does_not_pin_holds_nothing_up(answer: Handler, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(replica_pins, "_SECONDS_TO_PIN", 0.0 if answer is never else 60.0)
+    monkeypatch.setattr(replica_pins, "_SECONDS_TO_PIN", 0.0 if answer is never else HANGING)
 
     async def main() -> int:
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(HANGING):
             return await keep_prefix(holding(answer), "", "", PREFIX, 300.0)
 
     assert asyncio.run(main()) == 0
@@ -77,7 +78,7 @@ def test_prefixes_of_both_times_to_live_are_pinned_at_once() -> None:
         keeper = PrefixKeeper(Remote(), "", chat, marks, Prompt([1]))  # type: ignore[arg-type]
         keeper.begin()
         keeper.prompt_is_computed()
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(HANGING):
             return await keeper.kept()
 
     assert asyncio.run(main()) == {300.0: 40, 3600.0: 16}

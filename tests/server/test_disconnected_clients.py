@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from starlette.types import ASGIApp, Message
 from support.in_process_server import make_service
+from support.time_limit import HANGING
 
 from radixkv import LLM, AsyncLLM
 from radixkv.server.access.keys import Key, hash_of
@@ -52,7 +53,7 @@ async def post(app: ASGIApp, path: str, body: dict[str, Any], key: str, gone: as
         "scheme": "http",
         "http_version": "1.1",
     }
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(HANGING):
         await app(scope, receive, send)
 
 

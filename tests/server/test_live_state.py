@@ -11,6 +11,7 @@ import httpx
 from support.in_process_server import make_client
 from support.server_process import TENANT_A, TENANT_B, ServerProcess
 from support.tenant_keys import bearer
+from support.time_limit import HANGING
 
 from radixkv import LLM, AsyncLLM, SamplingParams
 from radixkv.prompts import Prompt
@@ -25,7 +26,7 @@ def complete(http: httpx.Client, prompt: str | list[int], **options: Any) -> Non
 
 def live(http: httpx.Client, until: Callable[[dict[str, Any]], object]) -> dict[str, Any]:
     """A state for which ``until`` is true: for half a second, the server may repeat an earlier one."""
-    deadline = time.monotonic() + 300
+    deadline = time.monotonic() + HANGING
     while True:
         response = http.get("/live")
         assert response.status_code == 200, response.text
@@ -158,7 +159,7 @@ def test_nobody_waits_for_what_another_has_the_tokenizer_do(llm: LLM) -> None:
             engine.run_tokenizer = held_up  # type: ignore[method-assign]
             first = get("ann")
             await waiting.wait()
-            async with asyncio.timeout(60):
+            async with asyncio.timeout(HANGING):
                 assert (await get("bob")).status_code == 200
             assert not first.done()
             may_go_on.set()

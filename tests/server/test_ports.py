@@ -10,6 +10,7 @@ import httpx
 import pytest
 import uvloop
 from support.in_process_server import idle_model
+from support.time_limit import HANGING
 
 from radixkv.server.access.tenants import Tenants
 from radixkv.server.config import ServerConfig
@@ -34,7 +35,7 @@ def test_both_ports_are_served_until_the_end(metrics_port: int | None) -> None:
         with listener_for(config, tenants) as first, metrics_listener_for(config, tenants, first) as second:
             listeners = [first] if second is None else [first, second]
             serving = asyncio.ensure_future(serve(llm, config, "it", tell_port, first, second, drain=drain))
-            async with httpx.AsyncClient() as client:
+            async with httpx.AsyncClient(timeout=HANGING) as client:
                 addresses = [address_of(listener, encrypted=False) for listener in listeners]
                 for address in addresses:
                     while True:

@@ -11,6 +11,7 @@ import pytest
 from support.cache_driver import leave
 from support.chat_templates import text_interface
 from support.in_process_server import make_client
+from support.time_limit import HANGING
 
 from radixkv import LLM, AsyncLLM
 from radixkv.server.chat.messages import as_messages
@@ -242,7 +243,7 @@ def test_pinning_ends_with_the_request_that_asks_for_it(llm: LLM, monkeypatch: p
 
             monkeypatch.setattr(engine, "keep", never)
             request = asyncio.ensure_future(http.post("/v1/chat/completions", json=chat("Why?")))
-            async with asyncio.timeout(60):
+            async with asyncio.timeout(HANGING):
                 await begun.wait()
                 request.cancel()
                 await cancelled.wait()

@@ -18,6 +18,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from starlette.types import Receive, Scope, Send
 from support.in_process_server import idle_model
+from support.time_limit import HANGING
 
 from radixkv.server.access.tenants import Tenants
 from radixkv.server.config import ServerConfig
@@ -78,7 +79,7 @@ def test_who_connects_and_does_not_encrypt_gives_way(
                     except ConnectionRefusedError:
                         await asyncio.sleep(0)  # it does not listen yet
 
-            async with asyncio.timeout(30), httpx.AsyncClient(verify=False) as client:
+            async with asyncio.timeout(HANGING), httpx.AsyncClient(verify=False, timeout=HANGING) as client:
                 silent = [await connect() for _ in range(5)]
                 for reader, _ in silent[:2]:
                     with suppress(ConnectionResetError):

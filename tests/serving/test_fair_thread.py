@@ -8,6 +8,7 @@ import threading
 from functools import partial
 
 import pytest
+from support.time_limit import HANGING
 
 from radixkv.serving.fair_thread import FairThread
 
@@ -61,4 +62,4 @@ def test_a_function_that_hangs_does_not_keep_the_process_from_its_end() -> None:
         "started.wait()\n"
         "thread.shutdown()\n"
     )
-    subprocess.run([sys.executable, "-c", hang], check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", hang], check=True, timeout=HANGING)

@@ -15,7 +15,7 @@ from radixkv.tiers.shared_tier import PartlyWrittenError, SharedTier
 
 
 def test_of_a_batch_that_a_server_took_in_part_each_block_is_counted_as_what_it_is(server: KeyValueServer) -> None:
-    store = RedisBlobs(server.url)
+    store = RedisBlobs(server.url, timeout=600)
     rules = ["resetkeys", "%R~*", "~radixkv/format/*"]
     store._client.execute_command("ACL", "SETUSER", "default", *rules)
     try:

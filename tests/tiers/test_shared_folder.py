@@ -18,6 +18,7 @@ import pytest
 from support.disk_tiers import BLOCKS, KEYS, put
 from support.faulty_os import FaultyOs, disconnected
 from support.tier_model import FORMAT, FakeClock, get, prefix_keys
+from support.time_limit import HANGING
 
 from radixkv.tiers import folder_blobs
 from radixkv.tiers.disk.namespace_secret import namespace_secret
@@ -248,7 +249,7 @@ def test_a_folder_that_hangs_does_not_keep_the_process_from_its_end(tmp_path: Pa
         "reads.wait()\n"
         "store.close()\n"
     )
-    subprocess.run([sys.executable, "-c", hang, tmp_path], check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", hang, tmp_path], check=True, timeout=HANGING)
 
 
 def test_a_folder_that_cannot_be_written_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
