@@ -101,7 +101,7 @@ class Admission:
     def groups_to_preempt(self) -> list[SequenceGroup]:
         """The groups to preempt so that waiting tenants get their share; see `fair_shares`."""
         self._made_room_for = []
-        self._known_occupancy = self._usage = None
+        self._known_occupancy = self._usage = self._growth = None
         if not self._waiting:
             return []
         # The usual case, in every step.
@@ -123,13 +123,11 @@ class Admission:
         starting: list[SequenceGroup] = []
         self._in_flight_prefixes.look_at(self._running)
         for tenant in usage.claimants():
+            # Its prompt in progress comes first: until that ends, a victim would be readmitted in its place.
+            if tenant in computing:
+                continue
             for group in self._waiting.groups(tenant):
-                if not usage.has_claim(group) or self._in_flight_prefixes.should_wait(group):
-                    break
-                if self._loads is not None and self._loads.is_waiting(group):
-                    break
-                # Its tenant's prompt in progress comes first: until that ends, a victim would be readmitted in its place.
-                if tenant in computing:
+                if not usage.has_claim(group) or self._waits_for_prefix(group):
                     break
                 if not self._may_fit_now(group):
                     return victims or usage.victims_for_blocks(group), starting

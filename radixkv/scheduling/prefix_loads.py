@@ -77,17 +77,12 @@ class PrefixLoads:
 
     @property
     def in_progress(self) -> bool:
-        """Whether a group waits for a look-up or a load, and not for longer than it may."""
+        """Whether something is loaded, or a group waits for a look-up, and not for longer than it may."""
         # One that yields blocks to others does not count: if nothing runs or loads, those have the blocks, or never fit.
         now = self._clock()
         return bool(self._active) or any(
-            prefix.waits(now) and not prefix.claim.yields for prefix in self._prefixes.values()
+            prefix.is_looked_for and now <= prefix.gives_up_at for prefix in self._prefixes.values()
         )
-
-    def is_waiting(self, group: SequenceGroup) -> bool:
-        """Whether the group waits now; begins nothing."""
-        prefix = self._prefixes.get(group)
-        return prefix is not None and prefix.waits(self._clock())
 
     def expect(self, group: SequenceGroup) -> None:
         """Begin to look for a group's prefix, so that the answer is there when the group could be admitted."""

@@ -55,12 +55,6 @@ class WaitingPrefix:
         """Whether it is not known yet what is below."""
         return self.look_up is not None and self.look_up.spans is None
 
-    def waits(self, now: float) -> bool:
-        """Whether its group should not be admitted now: it yields, or its look-up or load has some time left."""
-        if self.computes:
-            return False
-        return self.claim.yields or ((self.active is not None or self.is_looked_for) and now <= self.gives_up_at)
-
     @property
     def may_load(self) -> bool:
         """Whether it may begin another load."""

@@ -89,7 +89,7 @@ def test_one_that_shares_the_beginning_of_a_load_claims_what_it_needs_besides() 
     short = driver.add([*STEM[: 2 * SIZE], *unlike(2000, 3)])
     driver.step()
     driver.step()
-    assert driver.loads.is_waiting(short)
+    assert driver.claim_of(short).loading
     assert driver.claim_of(short).num_blocks == 3
 
 
@@ -129,14 +129,29 @@ def test_no_tenant_is_preempted_for_a_group_that_leaves_blocks_to_others() -> No
     driver.steps(6)
     assert len(driver.scheduler.running) == 2
     assert driver.scheduler.num_preemptions == 0
+    for _ in range(2):  # the other's load, and then its own
+        driver.loader.finish()
+        assert driver.scheduler.num_preemptions == 0
+        driver.step()
+    assert driver.scheduler.num_preemptions == 1
+    assert yielding in driver.scheduler.running
+    driver.finish_running_and_waiting()
+    assert yielding.request.num_cached_tokens == 20 * SIZE
+
+
+def test_a_tenant_gives_way_once_the_prefix_is_loaded_for_which_it_does() -> None:
+    """It used to give way as soon as the prefix was found, and went on in the same step, because the load began."""
+    driver = Driver(max_num_seqs=2)
+    running = [driver.add(unlike(5000 + 100 * number, 1), max_new=100, tenant="a") for number in range(2)]
+    driver.step()
+    loading = driver.add([*STEM, *unlike(1000, 2)], tenant="b")
+    driver.steps(2)
+    assert driver.loads.num_loads == 1
+    assert driver.scheduler.num_preemptions == 0
     driver.loader.finish()
     driver.step()
-    assert driver.scheduler.num_preemptions == 1  # now it is its tenant's turn
-    for _ in range(200):
-        driver.step()
-        driver.loader.finish()
-    assert not driver.scheduler.waiting
-    assert yielding.request.num_cached_tokens == 20 * SIZE
+    assert list(driver.scheduler.running) == [running[0], loading]
+    assert driver.scheduler.num_preemptions == 1
 
 
 def test_what_is_in_the_pool_for_others_anyway_is_not_claimed() -> None:

@@ -102,7 +102,7 @@ def test_a_load_that_takes_longer_than_computing_what_is_shared_is_not_waited_fo
     driver.step()
     assert list(driver.scheduler.running) == sharing[:1]
     driver.step()
-    assert driver.loads.is_waiting(sharing[1])
+    assert driver.claim_of(sharing[1]).loading
     assert driver.loads.num_loads == 1
 
 
@@ -194,7 +194,7 @@ def test_of_a_load_that_is_nearly_done_only_the_rest_is_in_the_way() -> None:
     driver.loader.hang_after_first(40)
     loading = driver.add([*SHORT_STEM, *unlike(2000, 2)])
     driver.step()  # 0.2 s are left of 1.0 s; loading takes 0.4 s, and computing 0.8 s
-    assert driver.loads.is_waiting(loading)
+    assert driver.claim_of(loading).loading
     assert driver.loads.num_loads == 2
 
 
