@@ -17,7 +17,7 @@ class Claim:
     Attributes:
         num_blocks: blocks that the group will take when it is admitted, besides those that a load holds for it.
         loading: whether a load holds blocks for it.
-        yields: whether it leaves blocks to others, until their claims change.
+        yields: whether it leaves blocks to others, until it is looked at again.
         step: the last step in which the group could have been admitted.
     """
 
@@ -34,7 +34,6 @@ class LoadClaims:
         self._step = 0
         self._claims: dict[Claim, int] = {}  # those that were set, and how many blocks of each count now
         self._total = 0
-        self._yielding: dict[Claim, None] = {}
 
     def begin_step(self) -> None:
         """A step begins: groups that could not be admitted in the last two steps claim nothing."""
@@ -46,7 +45,6 @@ class LoadClaims:
         """The group is looked at; it decides anew whether it yields."""
         claim.step = self._step
         claim.yields = False
-        self._yielding.pop(claim, None)
         self._count(claim)
 
     def set(self, claim: Claim, num_blocks: int, *, loading: bool) -> None:
@@ -58,22 +56,11 @@ class LoadClaims:
     def leave_to_others(self, claim: Claim) -> None:
         """The group yields."""
         claim.yields = True
-        self._yielding[claim] = None
         self._count(claim)
 
     def end(self, claim: Claim) -> None:
-        """The group is admitted or gone, or computes; if it claimed anything, those that yield are looked at again."""
-        if claim in self._claims:
-            self.end_yielding()
-            self._total -= self._claims.pop(claim)
-        self._yielding.pop(claim, None)
-
-    def end_yielding(self) -> None:
-        """What is claimed has changed: those that left blocks to others are looked at again."""
-        yielding, self._yielding = self._yielding, {}
-        for claim in yielding:
-            claim.yields = False
-            self._count(claim)
+        """The group is admitted or gone, or computes."""
+        self._total -= self._claims.pop(claim, 0)
 
     def of_others(self, claim: Claim) -> int:
         """Blocks that others claim."""

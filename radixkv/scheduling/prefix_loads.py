@@ -327,7 +327,6 @@ class PrefixLoads:
         """Publish what is loaded by now and give the rest of the blocks back; those that waited may go on."""
         load, cache = active.load, self._cache
         self._active.end(active)
-        self._claims.end_yielding()
         size = cache.block_size
         start, stop = load.first * size, (load.first + load.num_loaded) * size
         cache.append(active.table, np.frombuffer(active.tokens, dtype=np.int32)[start:stop])
