@@ -159,7 +159,7 @@ class Admission:
         Args:
             max_tokens: of its prompt; None: any number.
             before: only groups that come before this request: more urgent ones of its tenant, and those of tenants that were
-                served less.
+                served less. This does not hold for groups that others were preempted for, nor does ``max_tokens``.
         """
         self._known_occupancy = None
         if self._num_admissible_seqs < 1:
@@ -167,9 +167,7 @@ class Admission:
         usage = self._current_usage()
         # First the groups that others were preempted for, or none: otherwise the others would be readmitted in their place.
         for group in self._made_room_for:
-            if not usage.may_come_before(group.request.tenant, before) or usage.exceeds_limit(group):
-                continue
-            if not self._waits_for_prefix(group) and self._fits_into(max_tokens, group):
+            if not usage.exceeds_limit(group) and not self._waits_for_prefix(group):
                 return group if self._admit(group) else None
         passed: list[SequenceGroup] = []
         for tenant in usage.in_turn():

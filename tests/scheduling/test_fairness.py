@@ -325,6 +325,27 @@ def test_a_limit_of_sequences_holds_even_where_nobody_else_needs_them() -> None:
     driver.run()
 
 
+def test_a_wide_request_that_would_exceed_the_limit_is_not_passed_by_narrow_ones_of_its_tenant() -> None:
+    driver = SchedulerDriver(max_num_seqs=8, shares={"a": TenantShare(max_num_seqs=2)})
+    first = driver.add(prompt(4), max_new=8, tenant="a")
+    driver.step()
+    wide, narrow = (driver.add(prompt(4), n=n, tenant="a") for n in (2, 1))
+    driver.run()
+    assert driver.admitted == [first, wide, narrow]
+
+
+def test_a_claim_comes_before_a_prompt_in_progress_whose_tenant_has_one_too() -> None:
+    driver = SchedulerDriver(max_num_seqs=8, budget=16)
+    for length in (200, 60):
+        driver.add(prompt(length), tenant="a")
+    driver.step()
+    driver.scheduler.shares.charge_cost("b", driver.scheduler.shares.counter("a") + 1)
+    other = driver.add(prompt(60), tenant="b")
+    driver.step()
+    assert other in driver.admitted
+    driver.run()
+
+
 def test_the_order_in_which_groups_give_way() -> None:
     driver = SchedulerDriver(max_num_seqs=8)
     for tenant in "aab":

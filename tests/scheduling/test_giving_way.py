@@ -244,14 +244,35 @@ def test_what_gave_way_no_longer_counts_among_what_its_tenant_runs() -> None:
     driver.run()
 
 
-def test_a_tenant_claims_as_much_as_it_will_not_have_been_charged_for() -> None:
+@pytest.mark.parametrize(("cached", "uncached", "num_preemptions"), [(0, 17, 2), (0, 18, 1), (160, 7, 2), (160, 8, 1)])
+def test_a_tenant_claims_as_much_as_it_will_not_have_been_charged_for(
+    cached: int, uncached: int, num_preemptions: int
+) -> None:
     """A prompt's last token is charged as generated, not as computed: it used to count before it was charged."""
     driver = SchedulerDriver(max_num_seqs=6, budget=16)
+    stem = prompt(cached or 1)
+    driver.add(stem, max_new=1)
+    driver.run()
     driver.add_several(6, 3, max_new=200, tenant="a")
     driver.steps(2)
-    for length in (1 + 16, 3):
-        driver.add(prompt(length), max_new=1, tenant="b")
+    for tokens in ([*stem[:cached], *prompt(uncached)], prompt(3)):
+        driver.add(tokens, max_new=1, tenant="b")
     driver.add(prompt(3), n=4, tenant="c")  # served as little as the other, and without a claim: more than its share
     driver.step()
-    assert driver.scheduler.num_preemptions == 2
+    assert driver.scheduler.num_preemptions == num_preemptions
+    driver.run()
+
+
+def test_others_wait_only_one_step_for_what_lacks_blocks_although_they_gave_way_for_it() -> None:
+    driver = SchedulerDriver(num_blocks=64, max_num_seqs=2, budget=128)
+    for length in (110, 70):
+        driver.add(prompt(length), max_new=60, tenant="a")
+    driver.steps(3)
+    large = driver.add(prompt(140), max_new=4, tenant="b")  # more blocks than its tenant's share
+    driver.step()
+    assert driver.scheduler.num_preemptions == 1
+    assert len(driver.scheduler.running) == 1
+    driver.step()
+    assert len(driver.scheduler.running) == 2
+    assert large not in driver.admitted
     driver.run()

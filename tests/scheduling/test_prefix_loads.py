@@ -154,6 +154,21 @@ def test_a_tenant_gives_way_once_the_prefix_is_loaded_for_which_it_does() -> Non
     assert driver.scheduler.num_preemptions == 1
 
 
+def test_what_others_give_way_for_is_loaded_into_their_blocks() -> None:
+    driver = Driver(max_num_seqs=2)
+    for number in range(2):
+        driver.add(unlike(5000 + 200 * number, 30), max_new=100, tenant="a")
+    driver.step()
+    loading = driver.add([*STEM, *unlike(1000, 2)], tenant="b")
+    driver.step()
+    assert driver.scheduler.num_preemptions == 1
+    assert driver.loads.num_loads == 1
+    driver.loader.finish()
+    driver.step()
+    assert loading in driver.scheduler.running
+    assert loading.request.num_cached_tokens == 60 * SIZE
+
+
 def test_what_is_in_the_pool_for_others_anyway_is_not_claimed() -> None:
     """After a load, a claim used to count the whole prompt, so others left it blocks that it did not need."""
     driver = Driver()

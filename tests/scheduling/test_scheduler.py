@@ -167,6 +167,21 @@ def test_what_waits_for_pinned_blocks_starts_when_the_pin_expires_beside_a_long_
     driver.run()
 
 
+def test_what_needs_every_block_starts_once_all_are_there() -> None:
+    """And of several without room, it is the first that is named."""
+    driver = SchedulerDriver(num_blocks=20)
+    warm(driver, tail(0, 40))
+    pin = driver.cache.pin(tail(0, 40))
+    waits = [driver.add(tail(number, 80), max_new=1) for number in (1, 2)]
+    assert driver.scheduler.schedule() == []
+    (first,) = driver.scheduler.groups_of(waits[0])
+    assert driver.scheduler.admission.first_without_room is first
+    driver.cache.release(pin)
+    driver.step()
+    assert driver.admitted == waits[:1]
+    driver.run()
+
+
 def test_a_request_that_lacks_blocks_is_not_tried_again_until_they_are_there(monkeypatch: pytest.MonkeyPatch) -> None:
     driver = SchedulerDriver(num_blocks=40, max_num_seqs=4, budget=64)
     for number in range(2):

@@ -180,3 +180,15 @@ def test_a_request_that_was_never_queued_is_no_other_one_that_is() -> None:
     assert waiting.arrival == other.arrival
     assert driver.scheduler.groups_of(other) == []
     assert [group.request for group in driver.scheduler.groups_of(waiting)] == [waiting]
+
+
+def test_of_a_tenant_s_groups_that_do_not_fit_only_the_first_is_passed_by_others() -> None:
+    driver = SchedulerDriver(num_blocks=20, max_overtaken=1)
+    driver.add(tail(0, 30), max_new=8)
+    driver.step()
+    large = [driver.scheduler.groups_of(driver.add(tail(number, 60)))[0] for number in (1, 2)]
+    driver.add(tail(3, 2), max_new=1, tenant="other")
+    driver.scheduler.shares.charge_cost("other", 1000)  # so that it is the turn of the large ones
+    driver.step()
+    assert [driver.scheduler.waiting.may_be_passed(group) for group in large] == [False, True]
+    driver.run()
