@@ -93,4 +93,4 @@ class Received:
 
 def _unaborted(output: CompletionOutput) -> CompletionOutput:
     """The same output, as one that goes on if it was aborted."""
-    return replace(output, finish_reason=None, stop_reason=None) if output.finish_reason == "abort" else output
+    return replace(output, finish_reason=None) if output.finish_reason == "abort" else output

@@ -72,10 +72,8 @@ def _piece(read: Callable[[Mapping[str, Any]], _Piece], line: Mapping[str, Any],
 
 
 def _has_tokens(piece: RequestOutput | BeamSearchOutput) -> bool:
-    """Whether it brings tokens with which another replica can go on; those of a search come at its end."""
-    if isinstance(piece, BeamSearchOutput):
-        return bool(piece.sequences)
-    return any(output.token_ids for output in piece.outputs)
+    """Whether it brings tokens with which another replica can go on; a search starts over."""
+    return isinstance(piece, RequestOutput) and any(output.token_ids for output in piece.outputs)
 
 
 @dataclass(eq=False)

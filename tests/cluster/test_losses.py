@@ -12,7 +12,7 @@ import pytest
 from support.pretended_replicas import Cluster, answering, line, streaming, streams_over, tokens, until
 from support.time_limit import HANGING
 
-from radixkv import BeamSearchParams
+from radixkv import BeamSearchParams, SamplingParams
 from radixkv.cluster import ReplicaStreams
 from radixkv.cluster.attempt import MovedError, Ticket
 from radixkv.cluster.losses import Losses, LostError, RefusedError
@@ -85,12 +85,17 @@ def test_a_replica_that_breaks_off_and_lives_is_no_death() -> None:
         asyncio.run(tokens(streams_of(*replicas)))
 
 
-def test_a_stream_that_goes_on_between_deaths_is_not_to_blame() -> None:
+@pytest.mark.parametrize("n", [1, 2], ids=["one sample", "one of two samples"])
+def test_a_stream_that_goes_on_between_deaths_is_not_to_blame(n: int) -> None:
     def one_token(num_given: int) -> tuple[list[bytes], bool]:
-        return [line(10 + num_given, "length" if num_given == 5 else None)], num_given < 5
+        end = "length" if num_given == 5 else None
+        piece = json.loads(line(10 + num_given, end))
+        piece["outputs"] += [[index, "", [], None, None, end, None] for index in range(1, n)]
+        return [json.dumps(piece).encode() + b"\n"], num_given < 5
 
     replicas = [Replica(one_token) for _ in range(6)]
-    assert asyncio.run(tokens(streams_of(*replicas))) == [10, 11, 12, 13, 14, 15]
+    answer = tokens(streams_of(*replicas), params=SamplingParams(n=n, seed=1, max_tokens=6))
+    assert asyncio.run(answer) == [10, 11, 12, 13, 14, 15]
 
 
 def test_replicas_that_are_full_are_no_loss() -> None:

@@ -169,6 +169,7 @@ def test_what_another_holds_is_computed_anew_only_where_few_wait_for_that(router
         router.finish(placement)
         for name in router.replicas:
             router.reset(name)
+        assert router.holder([1]) is None
         router.stored("a", range(1, 11))
 
 
