@@ -379,10 +379,7 @@ class ReplicaStreams:
                 excluded = losses.refused_by(self._clients) | losses.strangers_among(self._generations)
                 placement = choose(excluded=excluded)
             if placement is not None:
-                client = self._clients.get(placement.replica)
-                if client is not None:
-                    return placement, client
-                self.router.finish(placement)
+                return placement, self._clients[placement.replica]
             until = losses.wait_until(loop.time(), self._wait_seconds)
             if refused:
                 await asyncio.sleep(min(losses.next_pause(), until - loop.time()))

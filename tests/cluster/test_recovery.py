@@ -101,6 +101,23 @@ def test_a_shutdown_ends_what_no_replica_has_accepted_yet() -> None:
     asyncio.run(main())
 
 
+def test_what_waits_for_a_replica_goes_on_as_soon_as_one_is_up() -> None:
+    async def main() -> None:
+        cluster = Cluster()
+        cluster.answers["/generate"] = answering(line(7, "length"))
+        replicas = ReplicaSet(SECRET, connect=cluster.connect, wait_seconds=2 * HANGING)
+        await replicas.add("a", "http://a")
+        await replicas.remove("a")
+        answer = asyncio.ensure_future(tokens(replicas.streams))
+        for _ in range(10):
+            await asyncio.sleep(0)
+        await replicas.add("b", "http://b")
+        assert await asyncio.wait_for(answer, HANGING) == [7]
+        await replicas.close()
+
+    asyncio.run(main())
+
+
 def test_what_was_begun_waits_for_a_replica_with_room() -> None:
     async def main() -> None:
         num_refusals = 0
