@@ -98,6 +98,24 @@ def test_a_stream_that_goes_on_between_deaths_is_not_to_blame(n: int) -> None:
     assert asyncio.run(answer) == [10, 11, 12, 13, 14, 15]
 
 
+def test_requests_that_are_not_suspected_do_not_wait_for_each_other() -> None:
+    async def main() -> None:
+        asked = list[str]()
+
+        async def hanging(request: httpx.Request) -> httpx.Response:
+            asked.append(request.url.path)
+            return await asyncio.Future()
+
+        streams = streams_of(httpx.MockTransport(hanging))
+        answers = [asyncio.ensure_future(tokens(streams)) for _ in range(2)]
+        await until(lambda: asked == ["/generate"] * 2)
+        for answer in answers:
+            answer.cancel()
+        await asyncio.gather(*answers, return_exceptions=True)
+
+    asyncio.run(main())
+
+
 def test_replicas_that_are_full_are_no_loss() -> None:
     class Full(httpx.AsyncBaseTransport):
         async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
