@@ -75,7 +75,7 @@ class Load:
     _changed: threading.Condition = field(default_factory=threading.Condition)  # guards what follows
     _num_wanted: int = 0  # blocks before the first one that is missing
     _num_writing: int = 0  # chunks that are being written
-    _chunks: dict[int, _Chunk] = field(default_factory=dict)  # begun and not yet counted, by their first block
+    _chunks: dict[int, _Chunk] = field(default_factory=dict)  # that were begun, by their first block
     _num_tried: int = 0  # blocks that were written or are lost, with all before them
     _tried_at: float = 0.0  # when the last of them was
 
@@ -145,7 +145,6 @@ class Load:
     def _count(self) -> None:
         """Count chunks that have finished along with all before them. Time in which two were read at once counts once."""
         while (chunk := self._chunks.get(self._num_tried)) is not None and chunk.ended is not None:
-            del self._chunks[self._num_tried]
             if chunk.is_wanted and self.num_loaded == self._num_tried:  # else blocks before these are missing
                 self.num_loaded += chunk.num_written
                 seconds = max(0.0, chunk.ended - max(chunk.began, self._tried_at))

@@ -158,8 +158,10 @@ def test_a_load_is_not_cancelled_while_a_later_chunk_of_it_is_written() -> None:
     goes_on.set()
     writer.join(60)
     assert load.try_cancel()
+    writing.clear()
     assert load.write(rows, first, data, lambda: 2.0)
     assert load.done.is_set()
+    assert not writing.is_set()
     assert (load.num_loaded, load.read) == (0, [])
 
 
@@ -201,3 +203,36 @@ def test_of_a_load_behind_another_nothing_is_read_in_vain() -> None:
     assert behind.done.wait(60)
     assert behind.in_vain(0.0) is None
     assert loader.stop(60)
+
+
+def three_chunks() -> tuple[Load, list[Span], Rows, NDArray[np.uint8]]:
+    """A load from a tier, its chunks, rows of a pool, and what is read of a chunk."""
+    chunks = [Span(1, start, start + 8) for start in (2, 10, 18)]
+    return Load([], [Span(1, 2, 26)], 2, np.arange(24, dtype=np.int32)), chunks, Rows(), np.zeros((8, 8), np.uint8)
+
+
+def test_nothing_is_read_or_written_behind_a_missing_block() -> None:
+    load, (first, second, third), rows, data = three_chunks()
+    for chunk in (first, second):
+        assert load.begin_chunk(chunk, 0.0)
+    load.write(rows, second, data[:3], lambda: 1.0)
+    assert not load.begin_chunk(third, 1.0)
+    assert not load.write(rows, first, data, lambda: 2.0)
+    assert load.write(rows, third, data, lambda: 3.0)
+    assert load.num_loaded == 11
+    assert rows.blocks[:24].tolist() == [0] * 11 + [-1] * 13
+
+
+def test_time_in_which_two_chunks_are_read_counts_once() -> None:
+    load, (first, second, third), rows, data = three_chunks()
+    assert load.begin_chunk(first, 10.0)
+    assert load.begin_chunk(second, 11.0)
+    assert load.in_vain(12.0) == (1, 2.0)
+    assert not load.write(rows, second, data, lambda: 13.0)
+    assert load.begin_chunk(third, 13.0)
+    assert load.in_vain(14.0) == (1, 4.0)
+    assert not load.write(rows, first, data, lambda: 15.0)
+    assert load.in_vain(17.0) == (1, 2.0)
+    assert load.write(rows, third, data, lambda: 18.0)
+    assert load.read == [(1, 8, 5.0), (1, 8, 0.0), (1, 8, 3.0)]
+    assert load.num_loaded == 24
