@@ -55,8 +55,8 @@ _CLOSE_SECONDS = 2.0
 
 
 @dataclass(slots=True)
-class OpenTiers:
-    """The tiers below one pool.
+class TierSet:
+    """The tiers below one pool, and what opening them has told.
 
     Attributes:
         tiers: the nearest first, at least one.
@@ -94,7 +94,7 @@ class KVTiers:
         self,
         cache: PrefixCache,
         pool: KVPool,
-        opened: OpenTiers,
+        opened: TierSet,
         fingerprint: bytes,
         secret: bytes,
         policy: CacheWritePolicy,

@@ -12,7 +12,7 @@ from pathlib import Path
 from radixkv.cache import CacheEvent, PrefixCache
 from radixkv.config import EngineConfig
 from radixkv.engine.block_fingerprint import block_fingerprint
-from radixkv.engine.kv_tiers import MANY_BLOCKS, KVTiers, OpenTiers
+from radixkv.engine.kv_tiers import MANY_BLOCKS, KVTiers, TierSet
 from radixkv.extras import needing_extra
 from radixkv.memory import KVPool
 from radixkv.model.loader import LoadedModel
@@ -70,8 +70,12 @@ def open_tiers(
             without = f", which has no {', '.join(lacks)}" if lacks else ""
             raise TypeError(f"tiers: expected objects like radixkv.tiers.tier.Tier, got {tier!r:.80}{without}")
     _check_folder("disk_cache", config.disk_cache)
-    if config.shared_cache is not None and not is_server(config.shared_cache):
-        _check_folder("shared_cache", config.shared_cache)
+    if config.shared_cache is not None:
+        if is_server(config.shared_cache):
+            with needing_extra("redis", "shared_cache"):
+                importlib.import_module("redis")
+        else:
+            _check_folder("shared_cache", config.shared_cache)
     fingerprint = block_fingerprint(loaded, pool)
     dtype = str(pool.dtype).removeprefix("torch.")
     block_format = BlockFormat(fingerprint, pool.block_size, pool.block_nbytes, dtype, loaded.name)
@@ -82,7 +86,7 @@ def open_tiers(
         config.shared_cache,
         read_only=config.disk_cache_read_only,
     )
-    opened = OpenTiers(events=None if publish is None else TierEvents(pool.block_size, publish))
+    opened = TierSet(events=None if publish is None else TierEvents(pool.block_size, publish))
     with ExitStack() as stack:  # if a tier cannot be opened, those before it are closed
         if config.host_cache_size is not None:
             _open_host_tier(opened, config.host_cache_size, pool.block_nbytes, on_gpu=loaded.device.type == "cuda")
@@ -112,13 +116,10 @@ def _store_key(config: EngineConfig) -> bytes | None:
     if key is not None:
         with needing_extra("encryption", "store_key_file"):
             importlib.import_module("cryptography")
-    if config.shared_cache is not None and is_server(config.shared_cache):
-        with needing_extra("redis", "shared_cache"):
-            importlib.import_module("redis")
     return key
 
 
-def _open_host_tier(opened: OpenTiers, size: str | int, block_nbytes: int, *, on_gpu: bool) -> None:
+def _open_host_tier(opened: TierSet, size: str | int, block_nbytes: int, *, on_gpu: bool) -> None:
     num_bytes = _size("host_cache_size", size, block_nbytes)
     try:
         tier = HostTier(num_bytes, block_nbytes)
@@ -131,7 +132,7 @@ def _open_host_tier(opened: OpenTiers, size: str | int, block_nbytes: int, *, on
 
 
 def _open_disk_tier(
-    opened: OpenTiers,
+    opened: TierSet,
     stack: ExitStack,
     config: EngineConfig,
     folder: Path,
@@ -167,7 +168,7 @@ def _open_disk_tier(
 
 
 def _open_shared_tier(
-    opened: OpenTiers,
+    opened: TierSet,
     stack: ExitStack,
     config: EngineConfig,
     store: str,
