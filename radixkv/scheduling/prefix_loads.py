@@ -105,13 +105,7 @@ class PrefixLoads:
         if prefix is None or prefix.computes:
             return False
         if prefix.active is not None:
-            if self._clock() <= prefix.gives_up_at:
-                return True
-            # Others may still want the load; if none does, it ends as the next step begins.
-            del prefix.active.waiting[group]
-            prefix.active = None
-            self._end_waiting(prefix)
-            return False
+            return self._wait_on(prefix)
         self._claims.renew(prefix.claim)
         if prefix.version == self._cache.version:
             return False
@@ -121,24 +115,7 @@ class PrefixLoads:
         if look_up is None:
             return False
         spans = self._look_ups.answer(look_up)
-        if spans is None:
-            if self._clock() <= prefix.gives_up_at:
-                return True
-            self._look_ups.give_up(look_up)
-            self._end_waiting(prefix)
-            return False
-        num_tokens = self._cache.match(group.prefill_token_ids, group.request.namespace)
-        num_cached = num_tokens // self._cache.block_size
-        if num_cached < look_up.start:
-            self._look_up(prefix)  # evicted since
-            return True
-        spans = [Span(span.tier, max(span.start, num_cached), span.stop) for span in spans if span.stop > num_cached]
-        if not spans or not look_up.keys[spans[0].start].is_whole or num_tokens >= len(group.prefill_token_ids) - 1:
-            if not look_up.spans and not look_up.start:  # neither here nor below
-                self._end_waiting(prefix)
-            prefix.version = self._cache.version
-            return False
-        return self._join_or_begin_load(prefix, look_up, spans, num_cached, num_spare_blocks)
+        return self._wait_on(prefix) if spans is None else self._load_found(prefix, look_up, spans, num_spare_blocks)
 
     def forget(self, group: SequenceGroup) -> None:
         """The group is admitted, or gone. A load that no group waits for any more ends as soon as it can."""
@@ -221,6 +198,37 @@ class PrefixLoads:
             self._look_ups.add(prefix.look_up)
             if not self._moves.has_unsent:
                 self._look_ups.send()
+
+    def _wait_on(self, prefix: WaitingPrefix) -> bool:
+        """Wait for the load, or else the look-up, while it has time left; False: it has none, and the group computes."""
+        if self._clock() <= prefix.gives_up_at:
+            return True
+        if prefix.active is not None:
+            # Others may still want the load; if none does, it ends as the next step begins.
+            del prefix.active.waiting[prefix.group]
+            prefix.active = None
+        elif prefix.look_up is not None:
+            self._look_ups.give_up(prefix.look_up)
+        self._end_waiting(prefix)
+        return False
+
+    def _load_found(
+        self, prefix: WaitingPrefix, look_up: LookUp, spans: list[Span], num_spare_blocks: Callable[[], int]
+    ) -> bool:
+        """Wait for what a look-up has found, as far as it is not cached by now; False: there is nothing worth loading."""
+        group = prefix.group
+        num_tokens = self._cache.match(group.prefill_token_ids, group.request.namespace)
+        num_cached = num_tokens // self._cache.block_size
+        if num_cached < look_up.start:
+            self._look_up(prefix)  # evicted since
+            return True
+        spans = [Span(span.tier, max(span.start, num_cached), span.stop) for span in spans if span.stop > num_cached]
+        if not spans or not look_up.keys[spans[0].start].is_whole or num_tokens >= len(group.prefill_token_ids) - 1:
+            if not look_up.spans and not look_up.start:  # neither here nor below
+                self._end_waiting(prefix)
+            prefix.version = self._cache.version
+            return False
+        return self._join_or_begin_load(prefix, look_up, spans, num_cached, num_spare_blocks)
 
     def _note_missing(self, group: SequenceGroup, look_up: LookUp) -> None:
         """Tell the transfers which block tiers lacked, if that is where an admitted group begins to compute."""
