@@ -98,31 +98,21 @@ def error_in_tolerances(replacement: nn.Module, original: nn.Module, probe: Prob
     Args:
         probe: active, with a recorded call of the original.
     """
-    args, kwargs = probe.calls[original][0], dict(probe.calls[original][1])
+    args, kwargs = probe.calls[original]
     x = args[0] if args else kwargs.get("hidden_states")
     if not isinstance(x, torch.Tensor) or x.dtype not in TOLERANCES:
         return math.inf
-    numbers = torch.randn(x.shape, generator=torch.Generator().manual_seed(0), dtype=torch.float32) + _PROBE_MEAN
-    sizes = (
-        torch.tensor(_PROBE_SIZES, dtype=torch.float32)
-        .repeat(x.numel())[: x.numel() // x.shape[-1]]
-        .view(*x.shape[:-1], 1)
-    )
-    tokens = (numbers * sizes).to(x.device, x.dtype)
+    tokens = _random_tokens(x)
     if args:
         args = (tokens, *args[1:])
     else:
-        kwargs["hidden_states"] = tokens
-    probe.attended.clear()
-    expected = original(*args, **kwargs)
-    expected_attended = [*probe.attended]
-    probe.attended.clear()
+        kwargs = {**kwargs, "hidden_states": tokens}
+    expected, expected_attended = _run(original, args, kwargs, probe)
     try:
-        given = replacement(*args, **kwargs)
+        given, attended = _run(replacement, args, kwargs, probe)
     # The original is called in a way that the pattern does not know, or its parts do not fit together in that way.
     except (TypeError, ValueError, AttributeError, RuntimeError):
         return math.inf
-    attended = [*probe.attended]
     if [heads.shape for heads in attended] != [heads.shape for heads in expected_attended]:
         return math.inf
     if isinstance(given, tuple):
@@ -131,15 +121,38 @@ def error_in_tolerances(replacement: nn.Module, original: nn.Module, probe: Prob
         given, expected = given[0], expected[0]
     if isinstance(expected, tuple) or given.shape != expected.shape or given.dtype != expected.dtype:
         return math.inf
-    difference, length = (y.float().norm(dim=-1) for y in (given.float() - expected.float(), expected))
-    error = (difference / (TOLERANCES[given.dtype] * length)).nan_to_num(math.inf).max()
-    missed = given.double() - expected.double()
-    factors = [_share(missed, expected.double())]
+    factors = [_share(given.double() - expected.double(), expected.double())]
     if expected.shape == tokens.shape:  # what a layer adds
-        factors.append(_share(missed, expected.double() - tokens.double()))
+        factors.append(_share(given.double() - expected.double(), expected.double() - tokens.double()))
     # A factor of queries at some positions makes little difference to the result: less than rounding may.
     factors += [_largest_share(heads - own, own) for heads, own in zip(attended, expected_attended, strict=True)]
-    return max(float(error), *(factor / _MAX_FACTOR for factor in factors))
+    return max(_largest_difference(given, expected), *(factor / _MAX_FACTOR for factor in factors))
+
+
+def _random_tokens(like: torch.Tensor) -> torch.Tensor:
+    """Random input of this shape, type and device, in which a token is of one of the sizes in turn."""
+    numbers = torch.randn(like.shape, generator=torch.Generator().manual_seed(0), dtype=torch.float32) + _PROBE_MEAN
+    sizes = (
+        torch.tensor(_PROBE_SIZES, dtype=torch.float32)
+        .repeat(like.numel())[: like.numel() // like.shape[-1]]
+        .view(*like.shape[:-1], 1)
+    )
+    return (numbers * sizes).to(like.device, like.dtype)
+
+
+def _run(
+    module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], probe: Probe
+) -> tuple[Any, list[torch.Tensor]]:
+    """What a module returns, and the queries and keys that it attends with."""
+    probe.attended.clear()
+    returned = module(*args, **kwargs)
+    return returned, [*probe.attended]
+
+
+def _largest_difference(given: torch.Tensor, expected: torch.Tensor) -> float:
+    """The largest norm of a token's difference relative to the norm that is expected, in tolerances."""
+    difference, length = (y.float().norm(dim=-1) for y in (given.float() - expected.float(), expected))
+    return float((difference / (TOLERANCES[given.dtype] * length)).nan_to_num(math.inf).max())
 
 
 def _largest_share(part: torch.Tensor, whole: torch.Tensor) -> float:
