@@ -16,7 +16,7 @@ import json
 import logging
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -86,11 +86,8 @@ def read_trace(path: Path) -> Trace:
         ValueError: a line has another format, and the message names it; or there are so many tokens for each block that
             these must be of another size.
     """
-    block_size = MOONCAKE_BLOCK_SIZE
-    rows: list[tuple[float, list[int], list[int], int, int]] = []
-    numbers: dict[tuple[int, int], int] = {}
-    num_blocks = num_tokens = 0
-    known = set(_FIELDS)
+    block_size, reader = MOONCAKE_BLOCK_SIZE, _RequestReader()
+    requests: list[TracedRequest] = []
     # Bytes that are not UTF-8 are reported with their line, where it is parsed.
     with path.open(encoding="utf-8", errors="replace") as lines:
         for number, line in enumerate(lines, start=1):
@@ -100,17 +97,8 @@ def read_trace(path: Path) -> Trace:
                 fields = json.loads(line)
                 if number == 1 and isinstance(fields, dict) and "format" in fields:
                     block_size = _block_size(fields)
-                    continue
-                time = _seconds(fields["timestamp"])
-                if not known.issuperset(fields):
-                    _refuse_misspelt(fields, known)
-                prompt = _chained("hash_ids", fields["hash_ids"], numbers, _ROOT)
-                before_output = prompt[-1] if prompt else _ROOT
-                output = _chained("output_hash_ids", fields.get("output_hash_ids", []), numbers, before_output)
-                priority, num_output_tokens = _priority(fields), _num_tokens(fields, "output_length")
-                if "input_length" in fields:
-                    num_tokens += _num_tokens(fields, "input_length")
-                    num_blocks += len(prompt)
+                else:
+                    requests.append(reader.read(fields))
             except (ValueError, KeyError, TypeError, RecursionError) as error:
                 if isinstance(error, json.JSONDecodeError) and number > 1 and not line.endswith("\n"):
                     _log.warning("%s, line %d is unfinished, and left out", path, number)
@@ -118,17 +106,42 @@ def read_trace(path: Path) -> Trace:
                 raise ValueError(
                     f"{path}, line {number}: expected an object with 'timestamp' and 'hash_ids': {_in_words(error)}"
                 ) from error
-            rows.append((time, prompt, output, priority, num_output_tokens))
-    if not rows:
+    if not requests:
         raise ValueError(f"{path}: there is no request in it")
-    _check_block_size(path, block_size, num_tokens, num_blocks, len(rows))
-    rows.sort(key=lambda row: row[0])
-    start = rows[0][0]
-    requests = [
-        TracedRequest(time - start, np.array(prompt, dtype=np.int32), np.array(output, dtype=np.int32), *rest)
-        for time, prompt, output, *rest in rows
-    ]
-    return Trace(requests, block_size)
+    _check_block_size(path, block_size, reader.num_tokens, reader.num_blocks, len(requests))
+    requests.sort(key=lambda request: request.time)
+    start = requests[0].time
+    return Trace([replace(request, time=request.time - start) for request in requests], block_size)
+
+
+class _RequestReader:
+    """Reads the requests of one trace, each from the fields of its line.
+
+    Attributes:
+        num_tokens: of all prompts whose length is given.
+        num_blocks: of these prompts.
+    """
+
+    def __init__(self) -> None:
+        self.num_tokens = self.num_blocks = 0
+        self._numbers: dict[tuple[int, int], int] = {}
+        self._known = set(_FIELDS)
+
+    def read(self, fields: dict[str, Any]) -> TracedRequest:
+        """The next request, by the trace's own clock; raises KeyError, TypeError or ValueError if it is malformed."""
+        time = _seconds(fields["timestamp"])
+        if not self._known.issuperset(fields):
+            _refuse_misspelt(fields, self._known)
+        prompt = _chained("hash_ids", fields["hash_ids"], self._numbers, _ROOT)
+        before_output = prompt[-1] if prompt else _ROOT
+        output = _chained("output_hash_ids", fields.get("output_hash_ids", []), self._numbers, before_output)
+        priority, num_output_tokens = _priority(fields), _num_tokens(fields, "output_length")
+        if "input_length" in fields:
+            self.num_tokens += _num_tokens(fields, "input_length")
+            self.num_blocks += len(prompt)
+        return TracedRequest(
+            time, np.array(prompt, dtype=np.int32), np.array(output, dtype=np.int32), priority, num_output_tokens
+        )
 
 
 def _num_tokens(fields: Mapping[str, Any], name: str) -> int:
