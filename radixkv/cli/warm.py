@@ -126,7 +126,6 @@ def read_prompts(llm: LLM, file: Path, tenant: Tenant) -> list[Prompt]:
 
 def _prompt_of(llm: LLM, line: bytes, tenant: Tenant) -> Prompt:
     from radixkv.prompts import as_chat_prompts, as_prompts
-    from radixkv.scheduling.request_validation import validate_prompt
 
     shown = f"{line.decode(errors='backslashreplace'):.80}"
     try:
@@ -151,9 +150,7 @@ def _prompt_of(llm: LLM, line: bytes, tenant: Tenant) -> Prompt:
         prompts = as_chat_prompts(content["messages"], loaded, namespace, None)
     if len(prompts) != 1:
         raise ValueError(f"messages: expected one conversation, got {len(prompts)}")
-    tokens = validate_prompt(
-        prompts[0].token_ids, loaded.vocab_size, loaded.max_model_len, loaded.original_max_model_len
-    )
+    tokens = llm.engine.request_factory.validate_prompt(prompts[0].token_ids)
     block_size = llm.engine.cache.block_size
     if tokens.size < block_size:
         raise ValueError(

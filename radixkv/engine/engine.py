@@ -49,7 +49,7 @@ from radixkv.sampling.grammar.structured_output import GrammarCompiler
 from radixkv.scheduling.batch import Batch
 from radixkv.scheduling.logit_rows import PROMPT_LOGIT_ROWS
 from radixkv.scheduling.request import Request
-from radixkv.scheduling.request_validation import Capacity, validate_prompt
+from radixkv.scheduling.request_validation import Capacity
 from radixkv.scheduling.scheduler import Scheduler
 from radixkv.threads import as_exception, run_outside_workers
 
@@ -213,10 +213,7 @@ class Engine:
             raise ValueError("pin: nothing is cached with enable_prefix_caching=False")
         if not prompt.write_cache:
             raise ValueError("cache: expected 'write' to be True for a prompt to pin, got False")
-        loaded = self.loaded
-        tokens = validate_prompt(
-            prompt.token_ids, loaded.vocab_size, loaded.max_model_len, loaded.original_max_model_len
-        )
+        tokens = self.request_factory.validate_prompt(prompt.token_ids)
         self.cache.check_pin(tokens, prompt.namespace, ttl)
 
     def unfinished_request(self, request_id: str) -> Request | None:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
+from numpy.typing import NDArray
+
 from radixkv.cache.arguments import is_whole
 from radixkv.config import ResolvedEngineConfig
 from radixkv.engine.resumption import resume_sequences
@@ -64,9 +67,7 @@ class RequestFactory:
             bad_words = encode_bad_words(params.bad_words or (), loaded)
         if params.stop_strings:
             loaded.require_tokenizer()
-        tokens = validate_prompt(
-            prompt.token_ids, loaded.vocab_size, loaded.max_model_len, loaded.original_max_model_len
-        )
+        tokens = self.validate_prompt(prompt.token_ids)
         # Nothing can follow the token that ends what a grammar asks for.
         ignore_eos = params.ignore_eos and params.structured_outputs is None
         request = Request(
@@ -91,6 +92,15 @@ class RequestFactory:
         if prompt.resume:
             resume_sequences(request, prompt.resume, loaded.tokenizer, loaded.vocab_size)
         return request
+
+    def validate_prompt(self, token_ids: Sequence[int] | NDArray[np.int32]) -> NDArray[np.int32]:
+        """A prompt of the engine's model as int32.
+
+        Raises:
+            TypeError, ValueError, PromptTooLongError: what `radixkv.scheduling.request_validation.validate_prompt` raises.
+        """
+        loaded = self._loaded
+        return validate_prompt(token_ids, loaded.vocab_size, loaded.max_model_len, loaded.original_max_model_len)
 
     def _max_new_tokens(self, num_prompt_tokens: int, max_tokens: int | None) -> int:
         left = self._loaded.max_model_len - num_prompt_tokens
