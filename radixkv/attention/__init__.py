@@ -21,6 +21,7 @@ One batch, from block tables to kernel launches::
 A plan serves all layers; what a backend derives from it (calls per sliding window, items per head shape) is built when the
 first layer that needs it asks. A backend's `SharingRule` says when sharing pays; everything else it takes from the plan.
 `choice` makes the backend that an option names.
+Files are named after what they define: `query_batch`, `batch_tables`, `plan`, `sharing_rule`, `host_backend`.
 """
 
 from radixkv.attention.backend import AttentionBackend, AttentionBatch, BatchLimits

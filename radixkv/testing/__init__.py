@@ -15,6 +15,14 @@ every step (`RULES`). A run that breaks one is shrunk to a few steps, described 
 - `PrefixCacheAdapter`: RadixKV's own cache, with any eviction policy
 
 The strategies and the two machines need Hypothesis: ``pip install 'radixkv[testing]'``.
+
+::
+
+    adapter.py              the interface to a cache under test; answers.py: calls of it
+    checked_cache.py        a cache whose every step is checked: rules.py, shadow_memory.py; story.py: its steps in words
+    machine.py              drives it at random, by strategies.py; search.py: the shortest run that breaks a rule
+    workload.py             runs as plain steps
+    policies.py             eviction policies; fake_leaf.py: what they are given
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The plan carried out by native code on a CPU."""
+"""The plan carried out by native code on a CPU: `backend`."""
 
 from radixkv.attention.native.backend import KeptRows, NativeAttention, NativeBackend, is_available
 
