@@ -78,6 +78,19 @@ def test_a_second_long_prompt_waits_for_the_first() -> None:
     driver.run()
 
 
+def test_of_two_prompts_in_progress_the_one_whose_tenant_was_served_less_goes_on() -> None:
+    driver = SchedulerDriver(budget=16)
+    first = driver.add(tail(0, 100), tenant="a")
+    driver.step()
+    second = driver.add(tail(1, 40), tenant="b")
+    driver.step()
+    driver.scheduler.shares.charge_cost("a", 1000)
+    before = first.sequences[0].num_computed
+    driver.step()
+    assert (first.sequences[0].num_computed, second.sequences[0].num_computed) == (before, 32)
+    driver.run()
+
+
 def test_short_prompts_do_not_wait_behind_a_second_long_one_which_they_pass_only_so_often() -> None:
     """They waited until the first long prompt had ended, although it leaves half of each step to them."""
     driver = SchedulerDriver(budget=16, num_blocks=4000, max_overtaken=2)
