@@ -18,6 +18,7 @@ from radixkv.cluster.attempt import MovedError, Ticket
 from radixkv.cluster.losses import Losses, LostError, RefusedError
 from radixkv.cluster.wire import encode_begun, encode_error
 from radixkv.errors import NoBlocksLeftError, QueueFullError, ReplicasLostError, RequestCrashesError
+from radixkv.outputs import RequestMetrics
 from radixkv.prompts import Prompt
 
 
@@ -114,6 +115,15 @@ def test_requests_that_are_not_suspected_do_not_wait_for_each_other() -> None:
         await asyncio.gather(*answers, return_exceptions=True)
 
     asyncio.run(main())
+
+
+def test_a_piece_without_a_token_is_not_the_first_token() -> None:
+    piece = {"outputs": [[0, "", [], None, None, None, None]], "finished": False}
+    sent = json.dumps({**piece, "num_cached_tokens": 0, "prompt_logprobs": None}).encode() + b"\n"
+    replicas, times = [Replica(lambda _: ([sent], True)) for _ in range(2)], RequestMetrics(0.0)
+    with pytest.raises(RequestCrashesError):
+        asyncio.run(tokens(streams_of(*replicas), times=times))
+    assert times.first_token_time is None
 
 
 def test_replicas_that_are_full_are_no_loss() -> None:
