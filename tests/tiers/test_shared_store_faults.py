@@ -74,6 +74,24 @@ def test_a_store_that_is_gone_is_warned_of_once_and_asked_seldom(
     tier.close()
 
 
+def test_a_store_that_is_read_again_is_said_to_work(failing: FailingStore, caplog: pytest.LogCaptureFixture) -> None:
+    clock = FakeClock()
+    tier = SharedTier(failing, FORMAT, clock=clock)
+    put(tier)
+    for ask in (lambda: len(get(tier, KEYS)), lambda: tier.contains_prefix(KEYS)):
+        caplog.clear()
+        failing.failing = True
+        assert ask() == 0
+        failing.failing = False
+        clock.now += 60
+        assert ask() == 6
+        assert [message.partition(". ")[0] for message in caplog.messages] == [
+            "reading a store: gone",
+            "reading a store: works again",
+        ]
+    tier.close()
+
+
 def test_a_store_that_refuses_writes_is_still_read(failing: FailingStore, caplog: pytest.LogCaptureFixture) -> None:
     """A full store was once not read either, and each read was followed by a log line that it works again."""
     clock = FakeClock()

@@ -180,3 +180,26 @@ def test_what_is_written_while_it_is_cleared_is_cleared_once_more(
     monkeypatch.undo()
     assert tier.flush(600)
     assert other.contains_prefix(KEYS) == 0
+
+
+def test_a_tier_that_was_closed_has_written_what_was_put_and_is_empty(open_tier: Open) -> None:
+    tier, other = open_tier(), open_tier()
+    tier.put_many(KEYS, BLOCKS)
+    with mock.patch.object(tier._store, "close", side_effect=tier._store.close) as close:
+        for _ in range(2):
+            tier.close()
+    close.assert_called_once()
+    assert tier.contains_prefix(KEYS) == len(get(tier, KEYS)) == 0
+    tier.clear()
+    assert other.contains_prefix(KEYS) == 6
+
+
+def test_blocks_of_another_form_are_refused_and_none_at_all_are_not(open_tier: Open) -> None:
+    tier = open_tier()
+    for call in (tier.get_many, tier.put_many, tier.borrow_many):
+        with pytest.raises(ValueError, match=r"^blocks: expected contiguous bytes of shape \("):
+            call(KEYS, BLOCKS[:2])
+        assert not call([], BLOCKS[:0])
+    tier.mark_used([])
+    assert tier.flush(600)
+    assert tier.contains_prefix([]) == tier.stats.errors == 0
