@@ -28,6 +28,15 @@ def test_of_a_batch_that_a_server_took_in_part_each_block_is_counted_as_what_it_
         store.close()
 
 
+def test_what_is_marked_as_used_is_used_on_the_server(server: KeyValueServer) -> None:
+    store = RedisBlobs(server.url)
+    store.write({"format/a": b"1", "format/b": b"2"})
+    before = store._client.info("stats")["keyspace_hits"]
+    store.mark_used(["format/a", "format/b", "format/none"])
+    assert store._client.info("stats")["keyspace_hits"] == before + 2
+    store.close()
+
+
 def test_a_server_that_hangs_is_not_waited_for(server: KeyValueServer) -> None:
     tier = SharedTier(RedisBlobs(server.url, timeout=0.05), FORMAT, clock=FakeClock())
     server.pause()
