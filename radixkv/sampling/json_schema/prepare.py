@@ -17,7 +17,7 @@ from radixkv.sampling.json_schema.names import (
 )
 from radixkv.sampling.json_schema.numbers import limit_bounds, unusable_number
 from radixkv.sampling.json_schema.patterns import rewrite_pattern
-from radixkv.sampling.json_schema.references import References
+from radixkv.sampling.json_schema.references import References, escape_name, use_pointers
 from radixkv.sampling.json_schema.unique import UniqueItems
 from radixkv.tools.grammar import JSON_WHITESPACE
 
@@ -80,8 +80,8 @@ def prepare_schema(schema: Any) -> Any:
     """
     if not isinstance(schema, dict | bool):
         raise ValueError(f"expected a JSON schema, an object or a boolean, got {type(schema).__name__}")
-    have_addresses = any("$id" in part for path, part in _subschemas(schema) if path != "#")
-    references = References(schema, have_addresses)
+    use_pointers(_walk(schema, _DATA))
+    references = References(schema)
     for _, part in [*_subschemas(schema)]:
         replace_property_names(part, references)
         replace_patterns_of_few_names(part, references)
@@ -195,7 +195,7 @@ def _subschemas(schema: Any) -> Iterator[tuple[str, dict[str, Any]]]:
         yield path, part
         for keyword in _SCHEMA_MAPS:
             if isinstance(part.get(keyword), dict):
-                pending += [(f"{path}/{keyword}/{_escape(name)}", value) for name, value in part[keyword].items()]
+                pending += [(f"{path}/{keyword}/{escape_name(name)}", value) for name, value in part[keyword].items()]
         for keyword in _SCHEMA_LISTS:
             if isinstance(part.get(keyword), list):
                 pending += [(f"{path}/{keyword}/{index}", value) for index, value in enumerate(part[keyword])]
@@ -206,10 +206,6 @@ def _names(schema: dict[str, Any], keyword: str) -> set[str]:
     """The names in a keyword's object or list; none if its value is something else."""
     names = schema.get(keyword)
     return {name for name in names if isinstance(name, str)} if isinstance(names, dict | list) else set()
-
-
-def _escape(name: str) -> str:
-    return name.replace("~", "~0").replace("/", "~1")
 
 
 def _check_sizes(objects: Iterable[dict[str, Any]]) -> None:
@@ -233,23 +229,23 @@ def _check_sizes(objects: Iterable[dict[str, Any]]) -> None:
 
 def _objects(schema: Any) -> list[dict[str, Any]]:
     """Every object in the text of a schema that may be a schema: a reference may make one of any."""
-    everything = list(_walk(schema, frozenset()))
+    everything = [part for _, part in _walk(schema, frozenset())]
     if any(_INTO_DATA.search(str(part.get("$ref"))) for part in everything):
         return everything
-    return list(_walk(schema, _DATA))
+    return [part for _, part in _walk(schema, _DATA)]
 
 
-def _walk(schema: Any, data: frozenset[str]) -> Iterator[dict[str, Any]]:
-    """Every object within a schema, itself included, but none within the values of these keywords."""
-    pending = [(schema, data)]
+def _walk(schema: Any, data: frozenset[str]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Every object within a schema, itself included, with its path, but none within the values of these keywords."""
+    pending = [("#", schema, data)]
     while pending:
-        part, left_out = pending.pop()
+        path, part, left_out = pending.pop()
         if isinstance(part, list):
-            pending += [(each, data) for each in part]
+            pending += [(f"{path}/{index}", each, data) for index, each in enumerate(part)]
         elif isinstance(part, dict):
-            yield part
+            yield path, part
             for key, value in part.items():
                 if key not in left_out:
                     # What has a name of its own may have any name.
                     are_named = left_out and key in _SCHEMA_MAPS
-                    pending.append((value, frozenset() if are_named else data))
+                    pending.append((f"{path}/{escape_name(key)}", value, frozenset() if are_named else data))
