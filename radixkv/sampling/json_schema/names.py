@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
+from radixkv.cache.arguments import is_whole
 from radixkv.sampling.json_schema.formats import replace_format
 from radixkv.sampling.json_schema.patterns import rewrite_pattern
 from radixkv.sampling.json_schema.references import References
@@ -118,6 +119,6 @@ def _pattern_of(names: dict[str, Any]) -> str | None:
             return pattern
         case {"pattern": _}:
             return None
-    if isinstance(shortest, int) and isinstance(longest, int | str):
+    if is_whole(shortest) and (longest == "" or is_whole(longest)):
         return f"^(?s:.{{{shortest},{longest}}})$"
     return None

@@ -9,6 +9,8 @@ import re
 from types import MappingProxyType
 from typing import Any
 
+from radixkv.cache.arguments import is_whole
+
 # Some number of characters of one kind: ^[a-z]{1,50}$.
 _ONE_KIND = re.compile(
     r"\^(?P<kind>\[(?:\\.|[^\\\[\]])+\]|\\[pP]\{\w+\}|\\[dDsSwW]|[\w .])"
@@ -64,7 +66,7 @@ def _include_lengths(part: dict[str, Any]) -> None:
     shortest, longest = part.get("minLength", 0), part.get("maxLength")
     if found is None or (not shortest and longest is None):
         return
-    if not isinstance(shortest, int) or not isinstance(longest, int | None):
+    if not is_whole(shortest) or not (longest is None or is_whole(longest)):
         return
     if found["sign"]:
         least, most = _SIGNS[found["sign"]]

@@ -7,6 +7,7 @@ import json
 import math
 from typing import Any
 
+from radixkv.cache.arguments import is_whole
 from radixkv.sampling.json_schema.references import References
 
 # Of four values there are 65 arrays, of five 326.
@@ -47,7 +48,7 @@ class UniqueItems:
         ):
             return
         values = _values(part.get("items"), self._references)
-        if not 0 < len(values) <= _MAX_VALUES or not isinstance(least, int) or least < 0 or not isinstance(most, int):
+        if not 0 < len(values) <= _MAX_VALUES or not is_whole(least) or least < 0 or not is_whole(most):
             return
         lengths = range(least, min(most, len(values)) + 1)
         num_arrays = self._num_named + sum(math.perm(len(values), length) for length in lengths)

@@ -135,3 +135,14 @@ def test_of_a_tool_s_schema_that_is_refused_the_patterns_alone_are_left_to_the_m
     assert caplog.messages == [
         "the parameters of 'f' cannot be enforced: look-around; its patterns, and lengths beside them, are left to the model"
     ]
+
+
+@pytest.mark.parametrize("lengths", [{"minLength": True}, {"maxLength": True}, {"maxLength": "3"}])
+def test_a_length_that_is_no_number_is_refused(llm: LLM, lengths: dict[str, Any]) -> None:
+    """With some patterns, and of names, it became a part of the regular expression."""
+    names = {"type": "object", "propertyNames": lengths}
+    for schema in (one_string(**lengths), one_string(pattern="^[a-z]+$", **lengths), names):
+        with pytest.raises(
+            ValueError, match=r"json cannot be followed: .*(Expected positive integer|propertyNames: this)"
+        ):
+            llm.engine.grammars.compile(StructuredOutputsParams(json=schema))
