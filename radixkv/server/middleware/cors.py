@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from http import HTTPStatus
 
+from starlette.datastructures import Headers
 from starlette.middleware.cors import CORSMiddleware
+from starlette.responses import PlainTextResponse, Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from radixkv.server.access.rate_limits import RATE_LIMIT_HEADERS
+from radixkv.server.errors import ApiError
 from radixkv.server.middleware.request_log import ANSWER_HEADERS
 from radixkv.server.transport.ports import Port, port_of
 
@@ -33,3 +37,19 @@ class Cors(CORSMiddleware):
             await self.app(scope, receive, send)
         else:
             await super().__call__(scope, receive, send)
+
+    def preflight_response(self, request_headers: Headers) -> Response:
+        """The answer to a browser that asks what a page may send."""
+        answer = super().preflight_response(request_headers)
+        if answer.status_code == HTTPStatus.OK:
+            return answer
+        return _Refusal(bytes(answer.body), answer.status_code, answer.headers)
+
+
+class _Refusal(PlainTextResponse):
+    """What it says is answered in the form of the API that was to be called."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        headers = {name: value for name, value in self.headers.items() if not name.startswith("content-")}
+        error = ApiError(HTTPStatus(self.status_code), bytes(self.body).decode(), headers=headers)
+        await error.response(scope)(scope, receive, send)
