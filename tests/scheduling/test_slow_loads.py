@@ -93,6 +93,22 @@ def test_a_short_prompt_does_not_wait_for_a_long_load_of_which_it_shares_a_block
     assert driver.loads.num_given_up == 0
 
 
+def test_one_that_no_longer_waits_for_a_load_claims_nothing() -> None:
+    driver = Driver(seconds_per_token=0.01)
+    first = driver.add([*STEM, *unlike(1000, 2)])
+    driver.step()
+    large = driver.add([*STEM[:SIZE], *unlike(2000, 45)])
+    driver.step()
+    assert driver.claim_of(large).loading
+    driver.now = 0.2  # as in the test before this one
+    driver.step()
+    assert large in driver.scheduler.waiting
+    assert driver.loads._claims.of_others(driver.claim_of(first)) == 0
+    driver.finish_running_and_waiting()
+    assert driver.loads.num_loads == 1
+    assert first.request.num_cached_tokens == 60 * SIZE
+
+
 def test_a_load_that_takes_longer_than_computing_what_is_shared_is_not_waited_for() -> None:
     driver = Driver(seconds_per_token=0.01)
     driver.loads._rates.observe_load(0, 100, 2.0)
