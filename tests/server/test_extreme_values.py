@@ -116,3 +116,89 @@ def test_no_number_is_a_server_error(llm: LLM, path: str) -> None:
             assert response.status_code in (200, 400, 504), f"{response.status_code} for {body}"
 
     serve(llm, scenario)
+
+
+def _of_chat(schema: str) -> str:
+    return f'{{"messages": {json.dumps(MESSAGES)}, "max_tokens": 1, {schema}}}'
+
+
+# Each with a place for a schema, and what an error calls the place.
+WITH_SCHEMAS: dict[str, tuple[str, str, str]] = {
+    "response_format": (
+        "/v1/chat/completions",
+        _of_chat('"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA}}'),
+        "response_format: json cannot be read: ",
+    ),
+    "strict": (
+        "/v1/chat/completions",
+        _of_chat(
+            '"response_format": {"type": "json_schema", "json_schema": {"name": "x", "strict": true, "schema": SCHEMA}}'
+        ),
+        "response_format: json cannot be read: ",
+    ),
+    "structural_tag": (
+        "/v1/chat/completions",
+        _of_chat(
+            '"response_format": {"type": "structural_tag", "triggers": ["<"], '
+            '"structures": [{"begin": "<", "schema": SCHEMA, "end": ">"}]}'
+        ),
+        "response_format: structural_tag cannot be read: ",
+    ),
+    "tools": (
+        "/v1/chat/completions",
+        _of_chat('"tools": [{"type": "function", "function": {"name": "f", "parameters": SCHEMA}}]'),
+        "tools: the parameters of 'f' cannot be read: ",
+    ),
+    "guided_json": ("/v1/completions", '{"prompt": "Hi", "guided_json": SCHEMA}', "guided_json: json cannot be read: "),
+    "beams": (
+        "/v1/completions",
+        '{"prompt": "Hi", "use_beam_search": true, "structured_outputs": {"json": SCHEMA}}',
+        "structured_outputs: json cannot be read: ",
+    ),
+    "text.format": (
+        "/v1/responses",
+        '{"input": "Hi", "text": {"format": {"type": "json_schema", "name": "x", "schema": SCHEMA}}}',
+        "text.format: json cannot be read: ",
+    ),
+    "tools of responses": (
+        "/v1/responses",
+        '{"input": "Hi", "tools": [{"type": "function", "name": "f", "parameters": SCHEMA}]}',
+        "tools: the parameters of 'f' cannot be read: ",
+    ),
+    "output_config.format": (
+        "/v1/messages",
+        _of_chat('"model": "model", "output_config": {"format": {"type": "json_schema", "schema": SCHEMA}}'),
+        "output_config.format: json cannot be read: ",
+    ),
+    "tools of messages": (
+        "/v1/messages",
+        _of_chat('"model": "model", "tools": [{"name": "f", "input_schema": SCHEMA}]'),
+        "tools: the parameters of 'f' cannot be read: ",
+    ),
+}
+PLACES = {
+    "const": '{"const": NUMBER}',
+    "enum/1": '{"enum": [1, NUMBER]}',
+    "minimum": '{"minimum": NUMBER}',
+    "multipleOf": '{"multipleOf": NUMBER}',
+    "maxLength": '{"maxLength": NUMBER}',
+    "default/x": '{"default": {"x": NUMBER}}',
+}
+
+
+@pytest.mark.parametrize("where", WITH_SCHEMAS)
+@pytest.mark.parametrize("number", ["1e999", "NaN", "-Infinity", "1" + "0" * 400])
+def test_a_schema_with_a_number_that_is_not_finite_is_refused_by_its_place(llm: LLM, where: str, number: str) -> None:
+    """Some of them were read as largest bounds, or left to the model, or what was said of them were Python's words."""
+    path, template, opening = WITH_SCHEMAS[where]
+
+    async def scenario(client: httpx.AsyncClient) -> None:
+        for place, part in PLACES.items():
+            schema = f'{{"type": "object", "properties": {{"a/b": {part.replace("NUMBER", number)}}}}}'
+            body = template.replace("SCHEMA", schema)
+            response = await client.post(path, content=body, headers={"Content-Type": "application/json"})
+            assert response.status_code == 400, response.text
+            said = response.json()["error"]["message"]
+            assert said.startswith(f"{opening}#/properties/a~1b/{place}: expected a finite number, of double precision")
+
+    serve(llm, scenario)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable
 from typing import Any
 
 from radixkv.cache.arguments import is_number
+from radixkv.sampling.json_schema.references import escape_name
 
 # The largest double below 2**63. A range of whole numbers from -2**63 to itself overflows the compiler's stack, which ends
 # the process.
@@ -22,6 +24,20 @@ def limit_bounds(part: dict[str, Any]) -> None:
     for keyword in _UPPER:
         if is_number(part.get(keyword)):
             part[keyword] = min(part[keyword], _MAX)
+
+
+def infinite_number(schema: Any) -> str | None:
+    """Where in a schema, its data included, a number is no finite double: Python reads 1e999 and NaN; None: nowhere."""
+    pending = [("#", schema)]
+    while pending:
+        path, value = pending.pop()
+        if isinstance(value, dict):
+            pending += [(f"{path}/{escape_name(key)}", each) for key, each in value.items()]
+        elif isinstance(value, list):
+            pending += [(f"{path}/{index}", each) for index, each in enumerate(value)]
+        elif is_number(value) and not abs(value) <= sys.float_info.max:
+            return f"{path}: expected a finite number, of double precision, got {value!r:.80}"
+    return None
 
 
 def unusable_number(parts: Iterable[dict[str, Any]]) -> str | None:

@@ -15,7 +15,7 @@ from radixkv.sampling.json_schema.names import (
     replace_patterns_of_few_names,
     replace_property_names,
 )
-from radixkv.sampling.json_schema.numbers import limit_bounds, unusable_number
+from radixkv.sampling.json_schema.numbers import infinite_number, limit_bounds, unusable_number
 from radixkv.sampling.json_schema.patterns import rewrite_pattern
 from radixkv.sampling.json_schema.references import References, escape_name, use_pointers
 from radixkv.sampling.json_schema.unique import UniqueItems
@@ -76,10 +76,13 @@ def prepare_schema(schema: Any) -> Any:
     """Check a schema's size and, in place, say in other words what the compiler refuses. The result allows nothing else.
 
     Raises:
-        ValueError: it is neither an object nor a boolean, or too large.
+        ValueError: it is neither an object nor a boolean, or too large, or has a number that is not finite.
     """
     if not isinstance(schema, dict | bool):
         raise ValueError(f"expected a JSON schema, an object or a boolean, got {type(schema).__name__}")
+    reason = infinite_number(schema)
+    if reason is not None:
+        raise ValueError(reason)
     use_pointers(_walk(schema, _DATA))
     references = References(schema)
     for _, part in [*_subschemas(schema)]:
@@ -145,7 +148,7 @@ def parts_with_more_names(schema: Any) -> Iterator[tuple[dict[str, Any], str]]:
 
 def not_to_compile(schema: Any) -> str | None:
     """Why a schema must not be compiled; None: it may be."""
-    return unusable_number(_objects(schema))
+    return infinite_number(schema) or unusable_number(_objects(schema))
 
 
 def without_patterns(schema: Any) -> Any:

@@ -196,6 +196,9 @@ def test_values_that_the_compiler_would_round_are_refused(llm: LLM, value: float
     grammar = f"start: %json {json.dumps({'const': value})} | %json {{x"
     with pytest.raises(ValueError, match="grammar cannot be followed: expected const and enum to have numbers of"):
         llm.engine.grammars.compile(StructuredOutputsParams(grammar=grammar))
+    for number in ("1e999", "NaN"):
+        with pytest.raises(ValueError, match="grammar cannot be followed: #/enum/0: expected a finite number"):
+            llm.engine.grammars.compile(StructuredOutputsParams(grammar=f'start: %json {{"enum": [{number}]}}'))
     for exact in (2**53, 10**18, -(2**60)):
         assert accepts(llm, {"const": exact}, exact)
 
