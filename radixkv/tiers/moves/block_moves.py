@@ -107,7 +107,7 @@ class BlockMoves(TreeObserver):
             return
         self._known.discard(node.block_hashes()[start:])
         if self._policy == "write-through" and start < self._num_whole(node):
-            self._want(node)
+            self._want(node, continues=start > 0)
 
     def on_clear(self, namespace: str | None, nodes: Sequence[Node]) -> None:
         self._known.clear()
@@ -233,8 +233,12 @@ class BlockMoves(TreeObserver):
             self._evicted.append(_Part(blocks, node.block_ids(start, stop), hashes[start:stop]))
             self._known.add(hashes[start:stop])
 
-    def _want(self, node: Node, behind: bytes = b"") -> None:
-        """Send down the path to a node's last whole block, and the perhaps partly filled block that holds ``behind``."""
+    def _want(self, node: Node, behind: bytes = b"", *, continues: bool = False) -> None:
+        """Send down the path to a node's last whole block, and the perhaps partly filled block that holds ``behind``.
+
+        Args:
+            continues: see `WantedPrefix`.
+        """
         hashes = self._path_hashes(node)
         if not self._is_worth_its_room(len(behind), len(hashes)):
             behind = b""
@@ -242,7 +246,7 @@ class BlockMoves(TreeObserver):
             hashes.append(next_hash(hashes[-1], behind))
         if not all(block_hash in self._known for block_hash in reversed(hashes)):  # the last are the newest
             tokens = self._path_tokens(node, self._num_whole(node)) + behind
-            self._wanted.add(WantedPrefix(node.namespace, tokens, hashes))
+            self._wanted.add(WantedPrefix(node.namespace, tokens, hashes, continues))
 
     def _take_wanted(self, cache: PrefixCache, timeout: float) -> tuple[list[_Part], list[PrefixBlocks]]:
         """Some blocks of wanted prefixes, with room reserved for them, and the prefixes that are complete with them."""
@@ -261,7 +265,7 @@ class BlockMoves(TreeObserver):
             while stop < min(len(ids), start + room) and hashes[stop] not in self._known:
                 stop += 1
             if start == stop:
-                if wanted.has_grown:  # to mark all of it takes longer than to write the block that an answer adds
+                if wanted.counts_as_use:
                     completed.append(PrefixBlocks(wanted.namespace, wanted.tokens, 0, len(hashes)))
                 self._wanted.remove_first()
                 continue

@@ -17,6 +17,7 @@ class WantedPrefix:
     Attributes:
         tokens: of its blocks, the last of which may be partly filled, encoded.
         hashes: of each block.
+        continues: whether it is what one sequence computes that became longer, as with each block of an answer.
         start: the blocks before this index are done.
         num_sent: how many of those were sent.
     """
@@ -24,15 +25,20 @@ class WantedPrefix:
     namespace: str
     tokens: bytes
     hashes: Sequence[int]
+    continues: bool = False
     start: int = 0
     num_sent: int = 0
 
     @property
-    def has_grown(self) -> bool:
-        """Whether the prefix has become longer, with what was sent, by an eighth of itself or more since it last had."""
+    def counts_as_use(self) -> bool:
+        """Whether all of it is marked as used once it is complete.
+
+        What continues is, each time that it has grown by an eighth of itself or more with what was sent: to mark all of it
+        takes longer than to write the block that an answer adds.
+        """
         length = len(self.hashes)
         step = 1 << max(0, length.bit_length() - 3)
-        return (length - self.num_sent) // step < length // step
+        return not self.continues or (length - self.num_sent) // step < length // step
 
 
 class WantedPrefixes:

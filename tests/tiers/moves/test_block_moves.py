@@ -103,3 +103,16 @@ def test_a_prefix_that_grows_is_marked_as_a_whole_when_it_has_grown_by_a_part_of
     assert writer.stop(600)
     of_one_block, wholes = [1] * 40, [*range(2, 8), *range(8, 16, 2), *range(16, 32, 4), *range(32, 41, 8)]
     assert sorted(tier.marked) == [1, *of_one_block, *wholes]
+
+
+def test_what_prompts_have_in_common_is_marked_with_each_of_them() -> None:
+    """A store that orders single blocks, such as Redis, evicted it: what each prompt added was too little to mark it."""
+    tier = MarkedTier()
+    cache, moves, writer = moves_into(tier, 100)
+    for number in range(3):
+        compute(cache, [*range(160), *[1000 + number] * 4])
+        moves.write_wanted(cache, lambda: 600)
+    moves.want_prefix(encode([*range(80)]), "")  # pinned
+    moves.write_wanted(cache, lambda: 600)
+    assert writer.stop(600)
+    assert [length for length in tier.marked if length in (41, 20)] == [41, 41, 41, 20]
