@@ -127,15 +127,23 @@ class Admission:
             if tenant in computing:
                 continue
             for group in self._waiting.groups(tenant):
-                if not usage.has_claim(group) or self._waits_for_prefix(group):
+                if not usage.has_claim(group) or self._in_flight_prefixes.should_wait(group):
                     break
-                if not self._may_fit_now(group):
-                    return victims or usage.victims_for_blocks(group), starting
+                may_fit = self._may_fit_now(group)
                 missing = group.num_seqs - (self._max_num_seqs - usage.num_seqs.total())
-                if missing > 0:
+                more: list[SequenceGroup] = []
+                if not may_fit:
+                    more = usage.victims_for_blocks(group)
+                elif missing > 0:
                     more = usage.victims_for_seqs(group, missing)
-                    if not more:
-                        return victims, starting
+                if not more and (missing > 0 or not may_fit):
+                    return victims, starting
+                # Only where there can be room: nothing is loaded for groups that cannot start, however many wait.
+                if self._waits_for_load(group):
+                    break
+                if not may_fit:
+                    return victims or more, starting
+                if more:
                     usage.remove(more)
                     victims += more
                     for victim in more:
@@ -213,8 +221,10 @@ class Admission:
 
     def _waits_for_prefix(self, group: SequenceGroup) -> bool:
         """Whether it waits for a prefix that another group computes, or for a look-up or a load, which this advances."""
-        if self._in_flight_prefixes.should_wait(group):
-            return True
+        return self._in_flight_prefixes.should_wait(group) or self._waits_for_load(group)
+
+    def _waits_for_load(self, group: SequenceGroup) -> bool:
+        """Whether it waits for a look-up or a load, which this advances."""
         return self._loads is not None and self._loads.find_or_load(group, self._num_spare_blocks)
 
     def _current_usage(self) -> TenantUsage:

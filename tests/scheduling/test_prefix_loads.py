@@ -169,6 +169,22 @@ def test_what_others_give_way_for_is_loaded_into_their_blocks() -> None:
     assert loading.request.num_cached_tokens == 60 * SIZE
 
 
+def test_nothing_is_loaded_for_groups_for_which_no_slot_can_be_had() -> None:
+    """All that waited were looked at in each step, loads began for the first ones, and the others left them the blocks."""
+    driver = Driver(max_num_seqs=1)
+    running = driver.add(unlike(5000, 1), max_new=20, tenant="a")
+    driver.step()
+    waiting = [
+        driver.add([*STEM[: 40 * SIZE], *unlike(6000 + 100 * i, 1)], tenant=f"b{i}", namespace=f"{i}") for i in range(3)
+    ]
+    driver.steps(5)
+    assert list(driver.scheduler.running) == [running]
+    assert driver.loads.num_loads == 0
+    assert not any(driver.claim_of(group).yields for group in waiting)
+    driver.finish_running_and_waiting()
+    assert [group.request.num_cached_tokens for group in waiting] == [40 * SIZE] * 3
+
+
 def test_what_is_in_the_pool_for_others_anyway_is_not_claimed() -> None:
     """After a load, a claim used to count the whole prompt, so others left it blocks that it did not need."""
     driver = Driver()
