@@ -121,6 +121,7 @@ class Admission:
         computing = {group.request.tenant for group in self._running if group.num_pending > 1}
         victims: list[SequenceGroup] = []
         starting: list[SequenceGroup] = []
+        num_passed = 0  # tenants whose groups wait for loads
         self._in_flight_prefixes.look_at(self._running)
         for tenant in usage.claimants():
             # Its prompt in progress comes first: until that ends, a victim would be readmitted in its place.
@@ -140,6 +141,9 @@ class Admission:
                     return victims, starting
                 # Only where there can be room: nothing is loaded for groups that cannot start, however many wait.
                 if self._waits_for_load(group):
+                    num_passed += 1
+                    if num_passed == self._waiting.window:
+                        return victims, starting
                     break
                 if not may_fit:
                     return victims or more, starting

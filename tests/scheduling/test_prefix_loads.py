@@ -185,6 +185,31 @@ def test_nothing_is_loaded_for_groups_for_which_no_slot_can_be_had() -> None:
     assert [group.request.num_cached_tokens for group in waiting] == [40 * SIZE] * 3
 
 
+def test_of_many_tenants_that_wait_for_loads_few_are_looked_at_to_give_them_room() -> None:
+    """All were, in each step, as each of them left blocks to the first one."""
+    driver = Driver(max_num_seqs=2)
+    for number in range(2):
+        driver.add(unlike(5000 + 100 * number, 1), max_new=20, tenant="a")
+    driver.step()
+    waiting = [
+        driver.add(
+            [*STEM[: 30 * SIZE], *unlike(6000 + 400 * number, 1 if number else 25)],
+            tenant=f"b{number}",
+            namespace=f"{number}",
+        )
+        for number in range(50)
+    ]
+    waiting += [
+        driver.add([*STEM[: 40 * SIZE], *unlike(90_000 + 400 * number, 1)], tenant=f"c{number}", namespace=f"c{number}")
+        for number in range(50)
+    ]
+    driver.steps(3)
+    assert driver.loads.num_loads > 0
+    assert 0 < sum(driver.claim_of(group).yields for group in waiting) < driver.scheduler.waiting.window
+    driver.finish_running_and_waiting()
+    assert all(group.request.num_cached_tokens for group in waiting)
+
+
 def test_what_is_in_the_pool_for_others_anyway_is_not_claimed() -> None:
     """After a load, a claim used to count the whole prompt, so others left it blocks that it did not need."""
     driver = Driver()
