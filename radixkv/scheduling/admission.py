@@ -131,13 +131,8 @@ class Admission:
                 if not usage.has_claim(group) or self._in_flight_prefixes.should_wait(group):
                     break
                 may_fit = self._may_fit_now(group)
-                missing = group.num_seqs - (self._max_num_seqs - usage.num_seqs.total())
-                more: list[SequenceGroup] = []
-                if not may_fit:
-                    more = usage.victims_for_blocks(group)
-                elif missing > 0:
-                    more = usage.victims_for_seqs(group, missing)
-                if not more and (missing > 0 or not may_fit):
+                more = self._victims_for(group, usage, may_fit)
+                if more is None:
                     return victims, starting
                 # Only where there can be room: nothing is loaded for groups that cannot start, however many wait.
                 if self._waits_for_load(group):
@@ -158,6 +153,13 @@ class Admission:
                 num_reused = len(group.prefill_token_ids) - num_uncached
                 usage.add(group, self._shares.prompt_service(group.request, num_uncached - 1, num_reused))
         return victims, starting
+
+    def _victims_for(self, group: SequenceGroup, usage: TenantUsage, may_fit: bool) -> list[SequenceGroup] | None:
+        """Who would give way to a group that has a claim: nobody, if nobody need; None: there is no room to be made."""
+        if not may_fit:
+            return usage.victims_for_blocks(group) or None
+        missing = group.num_seqs - (self._max_num_seqs - usage.num_seqs.total())
+        return [] if missing <= 0 else usage.victims_for_seqs(group, missing) or None
 
     def tenants_wanting_more(self) -> set[str]:
         """Those whose running and waiting sequences together exceed an equal share, by weight, of all."""
