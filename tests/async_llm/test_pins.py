@@ -66,7 +66,7 @@ def test_the_statistics_of_an_idle_engine_no_longer_count_a_pin_that_has_expired
 ) -> None:
     """They used to count it until the next request came."""
     offline, now = tiny(), [0.0]
-    monkeypatch.setattr(offline.engine.cache._pins, "_now", lambda: now[0])
+    monkeypatch.setattr(offline.engine.cache._pins, "_clock", lambda: now[0])
 
     async def test(llm: AsyncLLM) -> None:
         expired = asyncio.Event()
