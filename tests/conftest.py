@@ -5,8 +5,9 @@ from __future__ import annotations
 import gc
 import gzip
 import os
+import signal
 import sys
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from tempfile import NamedTemporaryFile
 from typing import TYPE_CHECKING, Any
@@ -193,6 +194,14 @@ def loads_are_worth_it(monkeypatch: pytest.MonkeyPatch) -> None:
     from radixkv.tiers.moves.rates import Rates
 
     monkeypatch.setattr(Rates, "compute_seconds", lambda rates, num_tokens: 1000.0)
+
+
+@pytest.fixture
+def handled_by() -> Iterator[Callable[[Any], None]]:
+    """Sets what the program does at Ctrl-C."""
+    before = signal.getsignal(signal.SIGINT)
+    yield lambda handler: signal.signal(signal.SIGINT, handler)
+    signal.signal(signal.SIGINT, before)
 
 
 @pytest.fixture

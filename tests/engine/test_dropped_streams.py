@@ -157,17 +157,16 @@ class Interrupted:
         self._lock.release()
 
 
-def test_ctrl_c_while_a_stream_ends_leaves_the_engine_free(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ctrl_c_while_a_stream_ends_leaves_the_engine_free(
+    handled_by: Callable[[Any], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """It used to come between taking the lock and all that gives it back: other threads waited for ever."""
+    handled_by(signal.default_int_handler)  # tests in the background of a script ignore it
     llm = tiny()
     stream = begun(llm)
     monkeypatch.setattr(llm._use, "_lock", Interrupted(lock := llm._use._lock))
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # tests in the background of a script ignore it
-    try:
-        with pytest.raises(KeyboardInterrupt):
-            stream.close()  # type: ignore[attr-defined]
-    finally:
-        signal.signal(signal.SIGINT, before)
+    with pytest.raises(KeyboardInterrupt):
+        stream.close()  # type: ignore[attr-defined]
     with ThreadPoolExecutor(1) as pool:
         assert pool.submit(lock.acquire, blocking=False).result()
         pool.submit(lock.release)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -40,14 +40,6 @@ def test_ctrl_c_in_the_middle_is_a_clean_stop() -> None:
     process.send_signal(signal.SIGINT)
     assert process.stdout.read().endswith("clean\n")
     assert process.wait(600) == 0
-
-
-@pytest.fixture
-def handled_by() -> Iterator[Callable[[Any], None]]:
-    """Sets what the program does at Ctrl-C."""
-    before = signal.getsignal(signal.SIGINT)
-    yield lambda handler: signal.signal(signal.SIGINT, handler)
-    signal.signal(signal.SIGINT, before)
 
 
 def press() -> None:
