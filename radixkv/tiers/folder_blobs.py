@@ -206,10 +206,11 @@ class FolderBlobs:
         for unfinished in self._root.glob(".cleared-*"):  # by a process that was killed
             shutil.rmtree(unfinished, ignore_errors=True)
         looked_at, self._looked_at = self._looked_at, time.time()
-        files = sorted(self._files(), reverse=True)
+        files = [*self._files()]
         excess = sum(file.size for file in files) - num_bytes
         if excess <= 0:
             return
+        files.sort(reverse=True)
         before = self._removed | {file.block: file.before for file in files}
         # A block is used when the last of those behind it is, and makes room after them.
         uses = {"": (0.0, 0)}
