@@ -25,6 +25,9 @@ _PASS_SIZE = 1 << 15
 # A larger vocabulary is not sorted as a whole: its unlikely tokens are left out first.
 _SORTED_WHOLE = 2048
 
+# With a higher one, weights would be equal in float32, and truncation would leave the lowest ids, not the likeliest tokens.
+_MAX_TEMPERATURE = 1e4
+
 _CPU = torch.device("cpu")
 
 Ints = NDArray[np.int64]
@@ -49,7 +52,7 @@ class DrawParameters(NamedTuple):
     """How rows are drawn: columns of ``[rows]``.
 
     Attributes:
-        temperature: at least 1e-5.
+        temperature: 1e-5 to 1e4.
         top_k: the vocabulary's size where it removes nothing.
     """
 
@@ -65,6 +68,7 @@ class DrawParameters(NamedTuple):
         top_k = np.array([p.top_k if 0 < p.top_k < vocab_size else vocab_size for p in params])
         floats = np.array([(p.temperature, p.top_p, p.min_p) for p in params], dtype=np.float32)
         temperature, top_p, min_p = np.ascontiguousarray(floats.T)
+        np.minimum(temperature, _MAX_TEMPERATURE, out=temperature)
         return cls(temperature, top_k, top_p, min_p)
 
     def part(self, rows: slice) -> DrawParameters:
@@ -115,9 +119,10 @@ def draw_truncated(logits: torch.Tensor, rows: Sequence[SamplingRow]) -> torch.T
 def tokens_left(logits: torch.Tensor, row: SamplingRow) -> NDArray[np.bool_]:
     """Which tokens min_p, top_k and top_p leave of one row's ``logits``, ``[vocabulary]``: for inspecting a draw."""
     (vocab_size,) = logits.shape
-    probs = torch.softmax(logits / row.params.temperature, -1).unsqueeze(0).numpy()
+    parameters = DrawParameters.of([row], vocab_size)
+    probs = torch.softmax(logits.unsqueeze(0) / torch.from_numpy(parameters.temperature), -1).numpy()
     candidates = _Candidates(probs, np.arange(vocab_size)[None], np.array([vocab_size]))
-    left: NDArray[np.bool_] = _truncate(candidates, DrawParameters.of([row], vocab_size), vocab_size)[0]
+    left: NDArray[np.bool_] = _truncate(candidates, parameters, vocab_size)[0]
     return left
 
 

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from radixkv.sampling import exponential
+from radixkv.sampling import exponential, host_draw
 from radixkv.sampling.logit_changes import LogitChanges
 from radixkv.sampling.sampler import SamplingState, changed_logits, sample
 from radixkv.sampling.variates import SamplingRow, exponential_variates, rng_states
@@ -156,6 +156,25 @@ def test_columns_for_a_gpu_begin_on_16_bytes(num_rows: int) -> None:
 def test_however_small_top_p_is_the_likeliest_token_is_left() -> None:
     """In float32 the smallest ones are 0."""
     assert 0.0 < torch.tensor(SamplingParams(top_p=1e-46).top_p, dtype=torch.float32).item() < 1e-20
+
+
+@pytest.mark.parametrize("vocab_size", [300, 9000])  # sorted as a whole, or not, where there is no native code
+@pytest.mark.parametrize("native", [True, False])
+@pytest.mark.parametrize("kind", [{"top_k": 3}, {"top_p": 0.01}])
+def test_however_high_the_temperature_the_likeliest_tokens_are_left(
+    monkeypatch: pytest.MonkeyPatch, kind: dict[str, Any], native: bool, vocab_size: int
+) -> None:
+    """From 1e9 on, the tokens with the lowest ids were."""
+    if not native:
+        monkeypatch.setattr(host_draw, "library", lambda: None)
+    logits = torch.randperm(vocab_size, generator=torch.Generator().manual_seed(0)) * 0.01
+    rows = [SamplingRow(SamplingParams(temperature=1e30, **kind), seed, 0, 0) for seed in range(200)]
+    left = host_draw.tokens_left(logits, rows[0]).nonzero()[0]
+    assert set(left) == set(logits.topk(len(left)).indices.tolist())
+    assert 3 <= len(left) < 0.02 * vocab_size
+    drawn = set(exponential.draw(logits.expand(len(rows), -1), rows).tolist())
+    assert drawn <= set(left)
+    assert len(drawn) > len(left) // 3
 
 
 @pytest.mark.parametrize("params", [SamplingParams(top_p=0.9), SamplingParams(top_k=3), SamplingParams()])
