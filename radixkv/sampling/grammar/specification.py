@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
 from typing import Any, Literal, NamedTuple
 
 from radixkv.sampling.grammar.structural_tag import structural_tag_grammar
@@ -67,7 +66,7 @@ class Specification(NamedTuple):
                     tag = json.loads(self.text)
                     return structural_tag_grammar(tag), [structure["schema"] for structure in tag["structures"]]
                 case "grammar":
-                    return _lark_grammar(self.text), [*_schemas_in(self.text)]
+                    return _lark_grammar(self.text)
             return _regex_grammar(self.text), []
         except (ValueError, RecursionError) as error:
             raise ValueError(f"structured_outputs: {self.kind} cannot be read: {one_line(str(error))}") from error
@@ -88,17 +87,29 @@ def _regex_grammar(text: str) -> str:
     return LLMatcher.grammar_from_regex(text)
 
 
-def _lark_grammar(text: str) -> str:
-    """Of a grammar in Lark's syntax, or in GBNF."""
+def _lark_grammar(text: str) -> tuple[str, list[Any]]:
+    """Of a grammar in Lark's syntax, or in GBNF: it in llguidance's format, and the JSON schemas in it, prepared."""
     from llguidance import LLMatcher
     from llguidance.gbnf_to_lark import gbnf_to_lark
 
-    if not _GBNF_RULE.search(text):
-        return LLMatcher.grammar_from_lark(text)
-    try:
-        return LLMatcher.grammar_from_lark(gbnf_to_lark(_NUMBERED.sub(_spelled_out, text)))
-    except Exception as error:  # the converter raises plain Exception
-        raise ValueError(str(error)) from error
+    if _GBNF_RULE.search(text):
+        try:
+            text = gbnf_to_lark(_NUMBERED.sub(_spelled_out, text))
+        except Exception as error:  # the converter raises plain Exception
+            raise ValueError(str(error)) from error
+    schemas: list[Any] = []
+    written, done = "", 0
+    # Wherever one stands, in strings and comments, too: one that is missed could end the process.
+    while found := _SCHEMA.search(text, done):
+        written += text[done : found.end()]
+        done = found.end()
+        try:
+            schema, done = json.JSONDecoder().raw_decode(text, done)
+        except json.JSONDecodeError:
+            continue  # the compiler finds out whether it was meant as one
+        schemas.append(prepare_schema(schema))
+        written += json.dumps({"x-guidance": json_options(schema), **schema})
+    return LLMatcher.grammar_from_lark(written + text[done:]), schemas
 
 
 def _spelled_out(numbered: re.Match[str]) -> str:
@@ -109,15 +120,6 @@ def _spelled_out(numbered: re.Match[str]) -> str:
     if code < 0x80:
         return rf"\x{code:02x}"
     return chr(code) if code < 0xD800 or 0xE000 <= code < 0x110000 else numbered[0]
-
-
-def _schemas_in(text: str) -> Iterator[Any]:
-    """The JSON schemas in a grammar in Lark's syntax: the compiler's form of it may contain ``%json {...}``."""
-    for found in _SCHEMA.finditer(text):
-        try:
-            yield json.JSONDecoder().raw_decode(text, found.end())[0]
-        except json.JSONDecodeError:
-            continue  # the compiler finds out whether it was meant as one
 
 
 def _as_json(kind: str, value: Any) -> str:

@@ -147,8 +147,8 @@ def parts_with_more_names(schema: Any) -> Iterator[tuple[dict[str, Any], str]]:
 
 
 def not_to_compile(schema: Any) -> str | None:
-    """Why a schema must not be compiled; None: it may be."""
-    return infinite_number(schema) or unusable_number(_objects(schema))
+    """Why a prepared schema must not be compiled; None: it may be."""
+    return unusable_number(_objects(schema))
 
 
 def without_patterns(schema: Any) -> Any:
