@@ -139,11 +139,10 @@ class ClusterLLM:
         times = times or [RequestMetrics(time.monotonic()) for _ in prompts]
         await self._intake.prepare(prompts, params, priority, tenant)
         self._intake.refuse_if_full(len(prompts), tenant)
-        names = self._intake.names(request_id, len(prompts), unfinished=self._unfinished)
+        ids = self._intake.request_ids(request_id, len(prompts), unfinished=self._unfinished)
         loop = asyncio.get_running_loop()
-        streams = [
-            RequestStream(name, partial(self._forget, tenant), each) for name, each in zip(names, times, strict=True)
-        ]
+        forget = partial(self._forget, tenant)
+        streams = [RequestStream(each_id, forget, each) for each_id, each in zip(ids, times, strict=True)]
         bounded = [self._bounded(params, prompt) for prompt in prompts]  # may raise, so before any slot is taken
         self._intake.slots.take(tenant, len(streams))
         self._idle.clear()

@@ -99,13 +99,13 @@ class AsyncEngine(ProcessBound):
             TypeError: ``request_id`` is neither a string nor consists of strings.
         """
         given: Any = [request_id] if isinstance(request_id, str) else request_id
-        names = list(given) if isinstance(given, Iterable) else [given]
-        if not all(isinstance(name, str) for name in names):
+        ids = list(given) if isinstance(given, Iterable) else [given]
+        if not all(isinstance(each_id, str) for each_id in ids):
             raise TypeError(f"request_id: expected a string, or several, got {request_id!r:.80}")
-        for name in names:
-            if name in self._streams:
-                self._engine_thread.abort(name)
-            self._early_aborts.abort(name)
+        for each_id in ids:
+            if each_id in self._streams:
+                self._engine_thread.abort(each_id)
+            self._early_aborts.abort(each_id)
 
     def fail(self, request_id: str, error: Exception) -> None:
         """Abort a request before the next step; what was not read yet is dropped, and its iteration raises ``error``."""
@@ -156,25 +156,23 @@ class AsyncEngine(ProcessBound):
         prepared = await self._intake.prepare(prompts, params, priority, tenant, accepted=accepted)
         self._intake.refuse_if_full(len(prompts), tenant, accepted=accepted)
         self._start()
-        names = self._intake.names(request_id, len(prompts), unfinished=self._streams)
-
-        streams = [
-            RequestStream(name, partial(self._forget, tenant), each) for name, each in zip(names, times, strict=True)
-        ]
+        ids = self._intake.request_ids(request_id, len(prompts), unfinished=self._streams)
+        forget = partial(self._forget, tenant)
+        streams = [RequestStream(each_id, forget, each) for each_id, each in zip(ids, times, strict=True)]
 
         def make_requests(engine: Engine) -> list[Request]:
-            requests = [each.make(engine.request_factory, name) for name, each in zip(names, prepared, strict=True)]
+            requests = [each.make(engine.request_factory, each_id) for each_id, each in zip(ids, prepared, strict=True)]
             for stream, request in zip(streams, requests, strict=True):
                 request.metrics, stream.request = stream.times, request
             return requests
 
         self._intake.slots.take(tenant, len(streams))
-        self._streams.update(zip(names, streams, strict=True))
+        self._streams.update(zip(ids, streams, strict=True))
         self._idle.clear()
         try:
             added = self._engine_thread.add(make_requests)
-            for name in self._early_aborts.among(names):
-                self._engine_thread.abort(name)
+            for each_id in self._early_aborts.among(ids):
+                self._engine_thread.abort(each_id)
             await asyncio.wrap_future(added)
         except BaseException:
             # Possibly cancelled after the engine had added them: closing a stream aborts its request.

@@ -223,7 +223,7 @@ class RequestIntake:
             seconds = math.ceil(self._mean_seconds * count / self._engine.max_num_seqs)
             raise QueueFullError(refusal, retry_after=max(1, min(60, seconds)))
 
-    def names(self, request_id: str | None, count: int, unfinished: Container[str]) -> list[str]:
+    def request_ids(self, request_id: str | None, count: int, unfinished: Container[str]) -> list[str]:
         """The ids of ``count`` requests: ``request_id``, or ``request_id-0`` and so on where there are several.
 
         Args:
@@ -234,11 +234,11 @@ class RequestIntake:
             ValueError: one of them is taken.
         """
         base = f"request-{next(self._ids)}" if request_id is None else request_id
-        names = [base] if count == 1 else [f"{base}-{index}" for index in range(count)]
-        for name in names:
-            if name in unfinished:
-                raise ValueError(f"request_id {name!r} belongs to an unfinished request")
-        return names
+        ids = [base] if count == 1 else [f"{base}-{index}" for index in range(count)]
+        for each_id in ids:
+            if each_id in unfinished:
+                raise ValueError(f"request_id {each_id!r} belongs to an unfinished request")
+        return ids
 
     def note_duration(self, seconds: float) -> None:
         """Note how long a request took from its arrival to its end."""
