@@ -170,19 +170,19 @@ class ClusterLLM:
             request.task.cancel()
 
     async def run_tokenizer(
-        self, function: Callable[[TextInterface], _T], *, tenant: str | None = "", num_prompts: int = 1
+        self, function: Callable[[TextInterface], _T], *, tenant: str = "", num_slots: int = 1
     ) -> _T:
         """As `AsyncLLM.run_tokenizer`.
 
         Args:
             function: given how the model reads text.
             tenant: on whose behalf.
-            num_prompts: queue slots that are taken meanwhile; 0: the request that this is for has its slot.
+            num_slots: queue slots that are taken meanwhile.
 
         Raises:
             Exception: what `AsyncLLM.run_tokenizer` raises.
         """
-        return await self._intake.run_tokenizer(partial(function, self.loaded), tenant, num_prompts)
+        return await self._intake.run_tokenizer(partial(function, self.loaded), tenant, num_slots)
 
     # -- all replicas --------------------------------------------------------------------------------------------
 

@@ -33,7 +33,7 @@ async def describe(llm: AsyncLLM, instance: str, started: float) -> ReplicaDescr
         EngineDeadError: the engine has died.
     """
     capacity, of_engine = await llm.call(_describe_engine)
-    of_model = await llm.run_tokenizer(_describe_model, tenant=None)
+    of_model = await llm.run_tokenizer(_describe_model, num_slots=0)
     identity = {"version": __version__, **of_model, **of_engine}
     return ReplicaDescription(instance, started, identity, capacity, _chat_template(llm.loaded))
 

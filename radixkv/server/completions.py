@@ -133,7 +133,7 @@ async def _start(service: Service, body: CompletionRequest, tenant: Tenant, requ
             for some in _turns(sent):
                 encode = partial(as_prompts, some, add_special_tokens=add_special_tokens)
                 # Each turn holds queue slots for all prompts, and no other request takes them between two turns.
-                prompts += await service.llm.run_tokenizer(encode, tenant=tenant.name, num_prompts=len(sent))
+                prompts += await service.llm.run_tokenizer(encode, tenant=tenant.name, num_slots=len(sent))
             prompts = [service.with_cache_options(prompt, body, tenant) for prompt in prompts]
             defaults, max_model_len = service.llm.loaded.sampling_defaults, service.llm.loaded.max_model_len
             max_tokens = body.max_tokens
@@ -229,7 +229,7 @@ class _CompletionResponseWriter:
             def decode(loaded: TextInterface) -> str:
                 return decode_tokens(loaded.require_tokenizer(), list(prompt.token_ids), skip_special_tokens=False)
 
-            self._prompt_texts[index] = await self._llm.run_tokenizer(decode, tenant=self._tenant, num_prompts=0)
+            self._prompt_texts[index] = await self._llm.run_tokenizer(decode, tenant=self._tenant, num_slots=0)
         return self._prompt_texts[index]
 
 

@@ -209,15 +209,14 @@ class AsyncEngine(ProcessBound):
         """Forget what is cached for the selected namespaces, as `Engine.clear` does."""
         return await self.call(lambda engine: engine.clear(selection))
 
-    async def run_tokenizer(
-        self, function: Callable[[LoadedModel], _T], *, tenant: str | None = "", num_prompts: int = 1
-    ) -> _T:
+    async def run_tokenizer(self, function: Callable[[LoadedModel], _T], *, tenant: str = "", num_slots: int = 1) -> _T:
         """Run a function that tokenizes in the tokenizer's thread, which works for all tenants in turns.
 
         Args:
             function: given the model.
-            tenant: on whose behalf; None: the server's own work, which takes no queue slot.
-            num_prompts: queue slots that are taken meanwhile; 0: the request that this is for has its slot already.
+            tenant: on whose behalf, and so in whose turn.
+            num_slots: queue slots that are taken meanwhile; 0: the request that this is for has its slot already, or the
+                server does this for itself.
 
         Raises:
             QueueFullError: too many requests are unfinished, or wait to be tokenized.
@@ -226,7 +225,7 @@ class AsyncEngine(ProcessBound):
             Exception: what the function raises.
         """
         self._engine.check_process()
-        return await self._intake.run_tokenizer(partial(function, self.loaded), tenant, num_prompts)
+        return await self._intake.run_tokenizer(partial(function, self.loaded), tenant, num_slots)
 
     async def set_tenants(self, tenants: Mapping[str, TenantShare]) -> None:
         """Set what each tenant may have, from the next step on.

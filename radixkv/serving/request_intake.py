@@ -151,11 +151,11 @@ class RequestIntake:
                 await idle.wait()
         return not self._coming_in
 
-    async def run_tokenizer(self, function: Callable[[], _T], tenant: str | None, num_prompts: int = 1) -> _T:
+    async def run_tokenizer(self, function: Callable[[], _T], tenant: str, num_slots: int) -> _T:
         """Run a function in the tokenizer's thread; see `AsyncLLM.run_tokenizer`."""
-        if tenant is None or not num_prompts:
-            return await self._run_in(self._tokenizer_thread, tenant or "", function)
-        with self._slots_for(num_prompts, tenant):
+        if not num_slots:
+            return await self._run_in(self._tokenizer_thread, tenant, function)
+        with self._slots_for(num_slots, tenant):
             return await self._run_in(self._tokenizer_thread, tenant, function)
 
     async def prepare(

@@ -96,12 +96,11 @@ def test_who_tokenizes_or_compiles_a_grammar_has_a_place_in_the_queue(monkeypatc
             with pytest.raises(QueueFullError, match="4 requests are unfinished"):
                 await refused
         with pytest.raises(ValueError, match="at most 4 in one request, got 5"):
-            await llm.run_tokenizer(lambda _: True, num_prompts=5)
+            await llm.run_tokenizer(lambda _: True, num_slots=5)
         assert not llm.num_unfinished
-        unbounded = asyncio.create_task(llm.run_tokenizer(lambda _: True, tenant=None))
-        has_its_place = asyncio.create_task(llm.run_tokenizer(lambda _: True, tenant="a", num_prompts=0))
+        has_its_place = asyncio.create_task(llm.run_tokenizer(lambda _: True, tenant="a", num_slots=0))
         go.set()
-        assert await asyncio.gather(*tokenizing, unbounded, has_its_place) == [True] * 4
+        assert await asyncio.gather(*tokenizing, has_its_place) == [True] * 3
         for (stream,) in await asyncio.gather(*compiling):
             async for _ in stream:
                 pass

@@ -85,7 +85,7 @@ def test_who_leaves_while_the_tokenizer_is_busy_is_never_admitted(
                 submitted.append(arguments)
                 raise AssertionError
 
-            busy = asyncio.create_task(run_tokenizer(lambda _: go.wait(), tenant=None))
+            busy = asyncio.create_task(run_tokenizer(lambda _: go.wait(), num_slots=0))
             await asyncio.sleep(0)  # that is the first
             monkeypatch.setattr(engine, "run_tokenizer", run_and_leave)
             monkeypatch.setattr(engine, "submit", note)

@@ -146,11 +146,11 @@ def test_nobody_waits_for_what_another_has_the_tokenizer_do(llm: LLM) -> None:
         async with AsyncLLM(llm) as engine, make_client(engine, tenants=tenants) as client:
             run_tokenizer = engine.run_tokenizer
 
-            async def held_up(function: Any, *, tenant: str | None = "", num_prompts: int = 1) -> Any:
+            async def held_up(function: Any, *, tenant: str = "", num_slots: int = 1) -> Any:
                 if tenant == ann:
                     waiting.set()
                     await may_go_on.wait()
-                return await run_tokenizer(function, tenant=tenant, num_prompts=num_prompts)
+                return await run_tokenizer(function, tenant=tenant, num_slots=num_slots)
 
             def get(key: str) -> asyncio.Future[httpx.Response]:
                 return asyncio.ensure_future(client.get("/live", headers=bearer(key)))

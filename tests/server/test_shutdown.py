@@ -88,7 +88,7 @@ def test_a_drain_takes_nothing_more_while_a_request_is_still_tokenized(llm: LLM)
     async def main() -> None:
         client = make_client(engine := AsyncLLM(llm), tenants=Tenants(admin_key="admin"))
         async with engine, client:
-            others = asyncio.ensure_future(engine.run_tokenizer(lambda _: may_tokenize.wait(HANGING), tenant=None))
+            others = asyncio.ensure_future(engine.run_tokenizer(lambda _: may_tokenize.wait(HANGING), num_slots=0))
             answer = asyncio.ensure_future(client.post("/v1/completions", json=BODIES["/v1/completions"]))
             while not engine._intake.is_any_coming_in:
                 await asyncio.sleep(0)

@@ -102,7 +102,7 @@ def test_in_the_queue_to_be_tokenized(llm: LLM, path: str, fields: dict[str, Any
 
     async def main() -> None:
         async with AsyncLLM(llm) as engine, make_client(engine, config=ServerConfig(queue_timeout=SOON)) as client:
-            others = asyncio.create_task(engine.run_tokenizer(lambda _: go.wait(), tenant=None))
+            others = asyncio.create_task(engine.run_tokenizer(lambda _: go.wait(), num_slots=0))
             await asyncio.sleep(0)  # theirs is the first
             try:
                 response = await asyncio.wait_for(client.post(path, json=fields), HANGING)

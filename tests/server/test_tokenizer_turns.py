@@ -49,7 +49,7 @@ def test_after_each_long_text_of_one_request_others_have_their_turn(llm: LLM, mo
                 await client.post("/v1/completions", json={"prompt": prompt, "max_tokens": 1}, headers=bearer(key))
 
             go = threading.Event()
-            busy = asyncio.create_task(run_tokenizer(lambda _: go.wait(), tenant=None))
+            busy = asyncio.create_task(run_tokenizer(lambda _: go.wait(), num_slots=0))
             sent = []
             for key, prompt in (("ann", ["a " * 40_000] * 3), ("bob", ["b", "c"])):
                 num_asked = len(asked)
@@ -67,8 +67,8 @@ def test_the_prefixes_that_a_request_keeps_are_found_in_its_tenants_turn() -> No
     """All tenants' prefixes used to share one queue: many requests of one with marks kept the others' from being found."""
     turns: list[str] = []
 
-    async def run_tokenizer(function: Any, *, tenant: str, num_prompts: int) -> dict[float, list[int]]:
-        assert num_prompts == 0  # the request has its queue slot already
+    async def run_tokenizer(function: Any, *, tenant: str, num_slots: int) -> dict[float, list[int]]:
+        assert num_slots == 0  # the request has its queue slot already
         turns.append(tenant)
         return {}
 

@@ -66,7 +66,7 @@ class PrefixKeeper:
         prefixes = await self._llm.run_tokenizer(
             lambda loaded: marked_prefixes(self._chat, self._breakpoints, self._prompt.token_ids, loaded),
             tenant=self._tenant,
-            num_prompts=0,
+            num_slots=0,
         )
         await self._is_computed.wait()
         keep = partial(self._llm.keep, self._tenant, self._prompt.namespace)

@@ -208,7 +208,7 @@ async def _capture(service: Service, llm: AsyncLLM, tenant: Tenant) -> LiveState
     trees = await llm.run_tokenizer(
         lambda loaded: [_tree(namespace, root, snapshot, loaded.tokenizer) for namespace, root in snapshot.trees],
         tenant=tenant.name,
-        num_prompts=0,
+        num_slots=0,
     )
     return live_state(service.model_name, llm.draining, llm.stats, snapshot.block_size, snapshot.requests, trees)
 

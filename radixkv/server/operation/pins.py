@@ -152,11 +152,11 @@ async def _parse(body: PinRequest, service: Service) -> Prompt:
             raise ValueError("messages: expected either prompt or messages, got both")
         service.check_chat_length(body.messages, ChatOptions())
         messages = as_messages(body.messages)
-        (parsed,) = await service.llm.run_tokenizer(lambda loaded: as_chat_prompts(messages, loaded), tenant=None)
+        (parsed,) = await service.llm.run_tokenizer(lambda loaded: as_chat_prompts(messages, loaded), num_slots=0)
         return parsed
     if body.prompt is None:
         raise ValueError("prompt: expected a text, or messages, got neither")
     text = body.prompt
     service.check_length("prompt", text)
-    (parsed,) = await service.llm.run_tokenizer(lambda loaded: as_prompts(text, loaded), tenant=None)
+    (parsed,) = await service.llm.run_tokenizer(lambda loaded: as_prompts(text, loaded), num_slots=0)
     return parsed
