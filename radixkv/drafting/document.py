@@ -7,10 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from radixkv.drafting.drafter import NO_DRAFT, Draft
-from radixkv.drafting.kgrams import KGramTable, kgram_hash, kgram_hashes
+from radixkv.drafting.kgrams import RUN_LENGTHS, KGramTable, kgram_hash, kgram_hashes
 
-# Lengths of runs that are looked for, the longest first: where a long one is found, the text mostly goes on in the same way.
-RUNS = (8, 4, 2)
 # The strength of a draft from near the position where a token differed: assuming that tokens were replaced by as many others;
 # or, as others may have been inserted or left out, from where the last token occurs, or the last two.
 REALIGNED, NEAR_TOKEN, NEAR_PAIR = 0, 1, 3
@@ -55,11 +53,11 @@ class Document:
         self._num_seen = len(sequence)
         self._index(len(self._tokens) - (sequence is self._tokens))
         if began:
-            return self._from(0, max_tokens, RUNS[0])
+            return self._from(0, max_tokens, RUN_LENGTHS[0])
         draft = NO_DRAFT
-        for k in RUNS:
+        for k in RUN_LENGTHS:
             # Two tokens often occur elsewhere too: a place near the position is preferred to that.
-            if k == RUNS[-1] and (draft := self._realigned(sequence, num_new, max_tokens)).token_ids:
+            if k == RUN_LENGTHS[-1] and (draft := self._realigned(sequence, num_new, max_tokens)).token_ids:
                 break
             position = self._find(sequence, k)
             if position is not None:
@@ -123,5 +121,5 @@ class Document:
         num_entries = min(max(_ENTRIES_PER_TOKEN * num_tokens, _MIN_ENTRIES), _MAX_ENTRIES)
         if num_entries > self._num_entries:
             self._num_entries = 1 << (num_entries - 1).bit_length()
-            self._tables = {k: KGramTable(self._num_entries) for k in RUNS}
+            self._tables = {k: KGramTable(self._num_entries) for k in RUN_LENGTHS}
             self._num_indexed = 0

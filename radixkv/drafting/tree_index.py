@@ -19,13 +19,11 @@ from radixkv.cache.block_hash import namespace_hash
 from radixkv.cache.node import Node
 from radixkv.cache.observer import TreeObserver
 from radixkv.cache.tokens import TOKEN_BYTES
-from radixkv.drafting.kgrams import KGramTable, kgram_hash, kgram_hashes
+from radixkv.drafting.kgrams import MAX_RUN, RUN_LENGTHS, KGramTable, kgram_hash, kgram_hashes
 
-# Lengths of runs that are looked for, the longest first, and their table's entries per token. Tables are direct-mapped: with
-# fewer entries, more runs would overwrite others; short runs need fewer, since fewer of them are distinct. Single tokens were
-# found nearly always: that saved 3 to 6 % of steps where code is rewritten, but beside 16 unrelated sequences 4 to 7 rows in
-# 100 were drafted for nothing.
-RUNS: Mapping[int, int] = MappingProxyType({8: 4, 4: 4, 2: 2})
+# By the length of runs, their table's entries per token. Tables are direct-mapped: with fewer entries, more runs would
+# overwrite others; short runs need fewer, since fewer of them are distinct.
+_ENTRIES_BY_LENGTH: Mapping[int, int] = MappingProxyType({8: 4, 4: 4, 2: 2})
 
 
 class Found(NamedTuple):
@@ -47,7 +45,7 @@ class TreeIndex(TreeObserver):
 
     def __init__(self, num_blocks: int, block_size: int) -> None:
         self._block_size = block_size
-        self._tables = {k: KGramTable(entries * num_blocks * block_size) for k, entries in RUNS.items()}
+        self._tables = {k: KGramTable(entries * num_blocks * block_size) for k, entries in _ENTRIES_BY_LENGTH.items()}
         # For each block, the node that has it, and the number of blocks before it in the prefix, which no split changes.
         self._nodes: list[Node | None] = [None] * num_blocks
         self._depths = array("i", bytes(4 * num_blocks))
@@ -61,7 +59,7 @@ class TreeIndex(TreeObserver):
     def find(self, sequence: Sequence[int], namespace: str) -> Found | None:
         """Where the sequence's last tokens occurred within the namespace, if something follows there."""
         seed = namespace_hash(namespace)
-        for k in RUNS:
+        for k in RUN_LENGTHS:
             if len(sequence) < k:
                 continue
             last = sequence[-k:]
@@ -89,7 +87,7 @@ class TreeIndex(TreeObserver):
         blocks = np.array(node.blocks[start:], dtype=np.int32) * np.int32(size)
         slots = (blocks[:, None] + self._offsets).reshape(-1)[: node.num_tokens - new_start]
         seed = namespace_hash(node.namespace)
-        before = _tail(node, new_start * TOKEN_BYTES, max(RUNS) - 1)
+        before = _tail(node, new_start * TOKEN_BYTES, MAX_RUN - 1)
         tokens = np.frombuffer(before + node.tokens[new_start * TOKEN_BYTES :], dtype=np.int32)
         num_before = len(before) // TOKEN_BYTES
         for k, table in self._tables.items():

@@ -6,8 +6,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from radixkv.drafting.document import NEAR_PAIR, NEAR_TOKEN, REALIGNED, RUNS, Document
-from radixkv.drafting.kgrams import KGramTable, kgram_hash, kgram_hashes
+from radixkv.drafting.document import NEAR_PAIR, NEAR_TOKEN, REALIGNED, Document
+from radixkv.drafting.kgrams import RUN_LENGTHS, KGramTable, kgram_hash, kgram_hashes
 
 TOKENS = st.lists(st.integers(0, 2**31 - 1), min_size=8, max_size=40)
 
@@ -36,12 +36,14 @@ def test_a_draft_is_what_followed_the_longest_run_that_is_found(text: list[int],
     for token in text:
         tokens.append(token)
         draft = document.draft(tokens, max_tokens)
-        if draft.strength not in RUNS or not draft.token_ids:
+        if draft.strength not in RUN_LENGTHS or not draft.token_ids:
             continue
         k = draft.strength
         positions = [i for i in range(k, len(tokens)) if tokens[i - k : i] == tokens[-k:]]
         assert draft.token_ids == tokens[positions[-1] : positions[-1] + max_tokens]
-        longer = [n for n in RUNS if n > k and any(tokens[i - n : i] == tokens[-n:] for i in range(n, len(tokens)))]
+        longer = [
+            n for n in RUN_LENGTHS if n > k and any(tokens[i - n : i] == tokens[-n:] for i in range(n, len(tokens)))
+        ]
         assert not longer
 
 

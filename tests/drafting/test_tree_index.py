@@ -10,8 +10,9 @@ from support.cache_driver import compute, leave
 
 from radixkv.cache import PrefixCache
 from radixkv.drafting import DraftContext
+from radixkv.drafting.kgrams import RUN_LENGTHS
 from radixkv.drafting.sources import TreeDrafter
-from radixkv.drafting.tree_index import RUNS, TreeIndex
+from radixkv.drafting.tree_index import TreeIndex
 
 
 def make(num_blocks: int = 64, block_size: int = 4) -> tuple[PrefixCache, TreeDrafter]:
@@ -84,7 +85,7 @@ def test_what_is_found_is_in_the_tree(data: st.DataObject) -> None:
         table = compute(cache, tokens, namespace=namespace)
         found = draft(drafter, tokens, namespace)
         if found:
-            assert any(_contains(cached, tokens[-min(RUNS) :] + found) for cached in _cached(cache, namespace))
+            assert any(_contains(cached, tokens[-min(RUN_LENGTHS) :] + found) for cached in _cached(cache, namespace))
         if rng.random() < 0.8:
             cache.close(table)
         else:
