@@ -7,6 +7,7 @@ import logging
 import os
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 
 from radixkv.cache import CacheEvent, PrefixCache
@@ -88,12 +89,13 @@ def open_tiers(
     )
     opened = TierSet(events=None if publish is None else TierEvents(pool.block_size, publish))
     with ExitStack() as stack:  # if a tier cannot be opened, those before it are closed
+        opener = _TierOpener(config, block_format, key, secret, opened, stack)
         if config.host_cache_size is not None:
-            _open_host_tier(opened, config.host_cache_size, pool.block_nbytes, on_gpu=loaded.device.type == "cuda")
+            opener.open_host(config.host_cache_size, on_gpu=loaded.device.type == "cuda")
         if config.disk_cache is not None:
-            _open_disk_tier(opened, stack, config, Path(config.disk_cache), block_format, key, secret or b"")
+            opener.open_disk(Path(config.disk_cache))
         if config.shared_cache is not None:
-            _open_shared_tier(opened, stack, config, config.shared_cache, block_format, key, secret)
+            opener.open_shared(config.shared_cache)
         opened.tiers += config.tiers
         if opened.lasting_capacity < pool.num_blocks:
             _log.warning(
@@ -119,78 +121,81 @@ def _store_key(config: EngineConfig) -> bytes | None:
     return key
 
 
-def _open_host_tier(opened: TierSet, size: str | int, block_nbytes: int, *, on_gpu: bool) -> None:
-    num_bytes = _size("host_cache_size", size, block_nbytes)
-    try:
-        tier = HostTier(num_bytes, block_nbytes)
-    except MemoryError as error:
-        raise MemoryError(f"host_cache_size: expected as much as there is memory for, got {size!r}") from error
-    if opened.events is not None:
-        tier.observer = opened.events.of(_HOST_MEDIUM if on_gpu else _HOST_MEDIUM_BELOW_CPU)
-    opened.tiers.append(tier)
-    opened.capacity = min(opened.capacity, tier.capacity)
+@dataclass(frozen=True, slots=True)
+class _TierOpener:
+    """Opens the tiers of one configuration.
 
+    Attributes:
+        block_format: of the blocks in all of them.
+        key: encrypts them outside this process; None: they are stored as they are.
+        secret: of the hash of namespaces; None: no store needs one.
+        opened: gets the tiers, in the order in which they are opened, and what is known of them together.
+        stack: closes them, if another one cannot be opened.
+    """
 
-def _open_disk_tier(
-    opened: TierSet,
-    stack: ExitStack,
-    config: EngineConfig,
-    folder: Path,
-    block_format: BlockFormat,
-    key: bytes | None,
-    secret: bytes,
-) -> None:
-    codec = RecordCodec(block_format, key)
-    num_bytes = _size("disk_cache_size", config.disk_cache_size, slot_bytes_of(codec))
-    read_only = config.disk_cache_read_only
-    tier = DiskTier(
-        folder,
-        block_format,
-        capacity_bytes=num_bytes,
-        key=key,
-        secret=secret if config.cache_secret_file is None and config.shared_cache is None else None,
-        read_only=read_only,
-        read_records=None if library() is None else read_records,
-    )
-    stack.callback(tier.close)
-    if opened.events is not None:
-        tier.table.observer = opened.events.of(_DISK_MEDIUM)
-    opened.tiers.append(tier)
-    num_blocks = num_bytes // slot_bytes_of(codec)
-    opened.capacity = min(opened.capacity, num_blocks)
-    if read_only:
-        opened.num_stored = MANY_BLOCKS
-    else:
-        opened.lasting_capacity = num_blocks
-        opened.num_stored, opened.pins = len(tier), tier.pins
-        opened.other_stores = OtherStores(folder, codec.name, secret)
-        stack.callback(opened.other_stores.stop, 0.0)
+    config: EngineConfig
+    block_format: BlockFormat
+    key: bytes | None
+    secret: bytes | None
+    opened: TierSet
+    stack: ExitStack
 
+    def open_host(self, size: str | int, *, on_gpu: bool) -> None:
+        opened, block_bytes = self.opened, self.block_format.block_bytes
+        num_bytes = _size("host_cache_size", size, block_bytes)
+        try:
+            tier = HostTier(num_bytes, block_bytes)
+        except MemoryError as error:
+            raise MemoryError(f"host_cache_size: expected as much as there is memory for, got {size!r}") from error
+        if opened.events is not None:
+            tier.observer = opened.events.of(_HOST_MEDIUM if on_gpu else _HOST_MEDIUM_BELOW_CPU)
+        opened.tiers.append(tier)
+        opened.capacity = min(opened.capacity, tier.capacity)
 
-def _open_shared_tier(
-    opened: TierSet,
-    stack: ExitStack,
-    config: EngineConfig,
-    store: str,
-    block_format: BlockFormat,
-    key: bytes | None,
-    secret: bytes | None,
-) -> None:
-    if is_server(store):
-        blobs: BlobStore = RedisBlobs(store)
-    else:
-        codec = RecordCodec(block_format, key)
-        record_bytes = codec.header_bytes + codec.body_bytes
-        num_bytes = _size("shared_cache_size", config.shared_cache_size, record_bytes)
-        kept_there = secret if config.cache_secret_file is None else None
-        blobs = FolderBlobs(Path(store), capacity_bytes=num_bytes, secret=kept_there)
-        num_blocks = num_bytes // record_bytes
-        opened.lasting_capacity = min(opened.lasting_capacity, num_blocks)
+    def open_disk(self, folder: Path) -> None:
+        config, opened, secret = self.config, self.opened, self.secret or b""
+        codec = RecordCodec(self.block_format, self.key)
+        num_bytes = _size("disk_cache_size", config.disk_cache_size, slot_bytes_of(codec))
+        tier = DiskTier(
+            folder,
+            self.block_format,
+            capacity_bytes=num_bytes,
+            key=self.key,
+            secret=secret if config.cache_secret_file is None and config.shared_cache is None else None,
+            read_only=config.disk_cache_read_only,
+            read_records=None if library() is None else read_records,
+        )
+        self.stack.callback(tier.close)
+        if opened.events is not None:
+            tier.table.observer = opened.events.of(_DISK_MEDIUM)
+        opened.tiers.append(tier)
+        num_blocks = num_bytes // slot_bytes_of(codec)
         opened.capacity = min(opened.capacity, num_blocks)
-    tier = SharedTier(blobs, block_format, key=key)
-    stack.callback(tier.close)
-    opened.tiers.append(tier)
-    opened.num_stored = MANY_BLOCKS
+        if config.disk_cache_read_only:
+            opened.num_stored = MANY_BLOCKS
+        else:
+            opened.lasting_capacity = num_blocks
+            opened.num_stored, opened.pins = len(tier), tier.pins
+            opened.other_stores = OtherStores(folder, codec.name, secret)
+            self.stack.callback(opened.other_stores.stop, 0.0)
+
+    def open_shared(self, store: str) -> None:
+        config, opened = self.config, self.opened
+        if is_server(store):
+            blobs: BlobStore = RedisBlobs(store)
+        else:
+            codec = RecordCodec(self.block_format, self.key)
+            record_bytes = codec.header_bytes + codec.body_bytes
+            num_bytes = _size("shared_cache_size", config.shared_cache_size, record_bytes)
+            kept_there = self.secret if config.cache_secret_file is None else None
+            blobs = FolderBlobs(Path(store), capacity_bytes=num_bytes, secret=kept_there)
+            num_blocks = num_bytes // record_bytes
+            opened.lasting_capacity = min(opened.lasting_capacity, num_blocks)
+            opened.capacity = min(opened.capacity, num_blocks)
+        tier = SharedTier(blobs, self.block_format, key=self.key)
+        self.stack.callback(tier.close)
+        opened.tiers.append(tier)
+        opened.num_stored = MANY_BLOCKS
 
 
 def _check_folder(name: str, folder: str | Path | None) -> None:
