@@ -8,15 +8,13 @@ from typing import Annotated, Any, cast
 
 import typer
 
-from radixkv.cli.config_file import report_mistyped_variables
+from radixkv.cli.config_file import SECRET_VARIABLE, report_mistyped_variables
 from radixkv.cli.options import command_line_fields, with_options_of
 from radixkv.config import EngineConfig, ModelConfig
 from radixkv.extras import needing_extra
 from radixkv.llm_options import LLMOptions
 from radixkv.server.config import ServerConfig
 from radixkv.text_files import read_utf8
-
-SECRET_VARIABLE = "RADIXKV_REPLICA_SECRET"
 
 SecretFile = Annotated[
     Path | None,

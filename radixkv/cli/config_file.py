@@ -20,9 +20,11 @@ from radixkv.text_files import read_utf8
 CONFIGS: tuple[type[Config], ...] = (ServerConfig, ModelConfig, EngineConfig, PlacementConfig)
 """All whose fields are options of a command that serves."""
 
+SECRET_VARIABLE = "RADIXKV_REPLICA_SECRET"
+
 # Variables that are not options of a command: the cache of converted models (see `radixkv.model.model_cache`), the key of
 # stored blocks, and the replicas' secret.
-_OTHER_VARIABLES = frozenset({"RADIXKV_CACHE", "RADIXKV_STORE_KEY", "RADIXKV_REPLICA_SECRET"})
+_OTHER_VARIABLES = frozenset({"RADIXKV_CACHE", "RADIXKV_STORE_KEY", SECRET_VARIABLE})
 # What Kubernetes sets for a service of this name: its address and ports (documentation, "Service", environment variables).
 _KUBERNETES = re.compile(r"SERVICE_(HOST|PORT(_.+)?)|PORT_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?")
 
