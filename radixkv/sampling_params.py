@@ -108,6 +108,9 @@ class SamplingParams:
         shown_special_tokens: special tokens that stay in the text; in chats, those that mark the parts of answers.
         include_stop_str_in_output: let the text end with the stop string, or the token that ended it.
         structured_outputs: what the answer must look like; it ends where that is complete, whatever ``min_tokens`` says.
+        stop_strings: those of ``stop``, as a list; empty: none.
+        end_token_ids: those of ``stop_token_ids``, as a set.
+        biases: ``logit_bias`` after clamping; empty: none.
 
     Args:
         best_of: None or ``n``, because all answers are returned.
@@ -241,6 +244,7 @@ class BeamSearchParams:
         stop: strings that end a beam.
         logprobs: report this many likeliest tokens per step, among those that ``structured_outputs`` allows.
         structured_outputs: what every beam must look like.
+        stop_strings: those of ``stop``, as a list; empty: none.
 
     Raises:
         TypeError, ValueError: a value is impossible; the message names it.
