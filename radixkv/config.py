@@ -20,14 +20,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from pydantic import (
-    BaseModel,
-    ConfigDict,
-    Field,
-    ValidationError,
-    ValidationInfo,
-    field_validator,
-)
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
 
 from radixkv.option_words import in_one_line, refuse_unknown
 from radixkv.sizes import parse_size
@@ -47,10 +40,8 @@ KvCacheDtype = Literal["auto", "fp8"]
 Quantization = Literal["int8", "int4", "gguf"]
 CacheWritePolicy = Literal["write-through-selective", "write-through", "write-back"]
 
-
 # Blocks and rows of a batch are numbered in 32 bits.
 _MAX_COUNT = (1 << 31) - 1
-
 
 _TIERS = ("host_cache_size", "disk_cache", "shared_cache", "tiers")
 # Options that have no effect unless one of the listed others is set.
