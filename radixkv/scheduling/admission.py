@@ -135,13 +135,13 @@ class Admission:
                 if more is None:
                     return victims, starting
                 # Only where there can be room: nothing is loaded for groups that cannot start, however many wait.
-                if self._waits_for_load(group):
+                if self._waits_for_load(group, others_give_way=bool(more)):
                     num_passed += 1
                     if num_passed == self._waiting.window:
                         return victims, starting
                     break
                 if not may_fit:
-                    return victims or more, starting
+                    return (victims, starting) if victims else (more, [*starting, group])
                 if more:
                     usage.remove(more)
                     victims += more
@@ -229,9 +229,9 @@ class Admission:
         """Whether it waits for a prefix that another group computes, or for a look-up or a load, which this advances."""
         return self._in_flight_prefixes.should_wait(group) or self._waits_for_load(group)
 
-    def _waits_for_load(self, group: SequenceGroup) -> bool:
+    def _waits_for_load(self, group: SequenceGroup, others_give_way: bool = False) -> bool:
         """Whether it waits for a look-up or a load, which this advances."""
-        return self._loads is not None and self._loads.find_or_load(group, self._num_spare_blocks)
+        return self._loads is not None and self._loads.find_or_load(group, self._num_spare_blocks, others_give_way)
 
     def _current_usage(self) -> TenantUsage:
         """The usage of the running groups, counted once per step and after preemptions, updated with each admitted group."""

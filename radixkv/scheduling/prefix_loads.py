@@ -92,11 +92,15 @@ class PrefixLoads:
         prefix = self._prefixes[group] = WaitingPrefix(group)
         self._look_up(prefix)
 
-    def find_or_load(self, group: SequenceGroup, num_spare_blocks: Callable[[], int]) -> bool:
+    def find_or_load(
+        self, group: SequenceGroup, num_spare_blocks: Callable[[], int], others_give_way: bool = False
+    ) -> bool:
         """Take the group's look-up or load one step further.
 
         Args:
             num_spare_blocks: how many blocks a load may take without taking them from running groups.
+            others_give_way: whether running groups would give way to this one, unless it waits: a load then needs blocks for
+                itself only.
 
         Returns:
             Whether the group waits for it, and is not to be admitted yet.
@@ -115,7 +119,9 @@ class PrefixLoads:
         if look_up is None:
             return False
         spans = self._look_ups.answer(look_up)
-        return self._wait_on(prefix) if spans is None else self._load_found(prefix, look_up, spans, num_spare_blocks)
+        if spans is None:
+            return self._wait_on(prefix)
+        return self._load_found(prefix, look_up, spans, num_spare_blocks, others_give_way)
 
     def forget(self, group: SequenceGroup) -> None:
         """The group is admitted, or gone. A load that no group waits for any more ends as soon as it can."""
@@ -213,7 +219,12 @@ class PrefixLoads:
         return False
 
     def _load_found(
-        self, prefix: WaitingPrefix, look_up: LookUp, spans: list[Span], num_spare_blocks: Callable[[], int]
+        self,
+        prefix: WaitingPrefix,
+        look_up: LookUp,
+        spans: list[Span],
+        num_spare_blocks: Callable[[], int],
+        others_give_way: bool,
     ) -> bool:
         """Wait for what a look-up has found, as far as it is not cached by now; False: there is nothing worth loading."""
         group = prefix.group
@@ -228,7 +239,7 @@ class PrefixLoads:
                 self._end_waiting(prefix)
             prefix.version = self._cache.version
             return False
-        return self._join_or_begin_load(prefix, look_up, spans, num_cached, num_spare_blocks)
+        return self._join_or_begin_load(prefix, look_up, spans, num_cached, num_spare_blocks, others_give_way)
 
     def _note_missing(self, group: SequenceGroup, look_up: LookUp) -> None:
         """Tell the transfers which block tiers lacked, if that is where an admitted group begins to compute."""
@@ -251,6 +262,7 @@ class PrefixLoads:
         spans: list[Span],
         num_cached: int,
         num_spare_blocks: Callable[[], int],
+        others_give_way: bool,
     ) -> bool:
         """Wait for a running load, or begin one; False: there is none, and the group computes what it lacks."""
         shared = self._active.shared(look_up.namespace, look_up.tokens, num_cached) if prefix.may_load else None
@@ -264,13 +276,18 @@ class PrefixLoads:
             return True
         if prefix.may_load and not self._active.reader_hangs():
             if self._rates.choose_loading(spans, self._num_tokens(look_up, spans), self._active.seconds_left):
-                return self._begin_load(prefix, look_up, spans, num_spare_blocks)
+                return self._begin_load(prefix, look_up, spans, num_spare_blocks, others_give_way)
             self.num_not_worth_it += 1
         self._end_waiting(prefix)
         return False
 
     def _begin_load(
-        self, prefix: WaitingPrefix, look_up: LookUp, spans: list[Span], num_spare_blocks: Callable[[], int]
+        self,
+        prefix: WaitingPrefix,
+        look_up: LookUp,
+        spans: list[Span],
+        num_spare_blocks: Callable[[], int],
+        others_give_way: bool,
     ) -> bool:
         """Reserve blocks for a new load, or yield to others' claims; False: there are too few, and nothing is loaded."""
         cache, group, request = self._cache, prefix.group, prefix.group.request
@@ -278,16 +295,18 @@ class PrefixLoads:
         first, stop, size = spans[0].start, spans[-1].stop, cache.block_size
         # With what is cached, which the table locks, and what the group computes after the load: otherwise running groups
         # would be preempted for the load, or its blocks evicted before the group fits.
-        missing = cache.demand(group.prefill_token_ids, request.namespace).num_blocks - num_spare_blocks()
-        if missing > 0:
+        tokens = group.prefill_token_ids[: stop * size] if others_give_way else group.prefill_token_ids
+        missing = cache.demand(tokens, request.namespace).num_blocks - num_spare_blocks()
+        num_claimed = 0 if nothing_runs else self._claims.of_others(prefix.claim)
+        if missing > 0 and not (others_give_way and num_claimed):
             return False
-        if not nothing_runs and missing + self._claims.of_others(prefix.claim) > 0:
+        if missing + num_claimed > 0:
             self._claims.leave_to_others(prefix.claim)
             return True
         # Only now, because opening a table counts as a use of what is cached.
-        tokens = look_up.tokens_until(stop)
+        loaded = look_up.tokens_until(stop)
         table = cache.open_fill(
-            np.frombuffer(tokens, dtype=np.int32), request.namespace, -request.priority, request.tenant
+            np.frombuffer(loaded, dtype=np.int32), request.namespace, -request.priority, request.tenant
         )
         try:
             cache.reserve(table, stop * size)
@@ -297,7 +316,7 @@ class PrefixLoads:
         load = Load(look_up.keys, spans, first, table.block_ids[first:].copy())
         seconds = self._rates.load_seconds(spans) or 0.0
         now, allowed = self._clock(), self._allowed_seconds(self._num_tokens(look_up, spans))
-        active = ActiveLoad(load, table, tokens, size, seconds, now + allowed, {group: now})
+        active = ActiveLoad(load, table, loaded, size, seconds, now + allowed, {group: now})
         self._active.add(active)
         prefix.active, prefix.gives_up_at = active, math.inf  # the load has a deadline of its own
         prefix.num_loads += 1

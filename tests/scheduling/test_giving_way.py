@@ -132,12 +132,13 @@ def test_one_gives_way_for_several_that_wait_for_a_common_prefix() -> None:
     assert driver.scheduler.num_preemptions == 1
 
 
-def test_what_gave_way_does_not_take_the_blocks_that_are_still_lacking() -> None:
+@pytest.mark.parametrize(("max_num_seqs", "length"), [(4, 120), (8, 110)])
+def test_what_gave_way_does_not_take_the_blocks_that_are_still_lacking(max_num_seqs: int, length: int) -> None:
     """What gave way used to resume in its own place: one gave way in every step, and the other waited for forty."""
-    driver = SchedulerDriver(num_blocks=64, block_size=4, budget=64, max_num_seqs=4)
-    driver.add_several(4, 40, max_new=100, tenant="a")
+    driver = SchedulerDriver(num_blocks=64, block_size=4, budget=64, max_num_seqs=max_num_seqs)
+    driver.add_several(4, 40, max_new=60, tenant="a")
     driver.steps(5)
-    assert steps_to_first_token(driver, driver.add(prompt(120), max_new=4, tenant="b")) <= 5
+    assert steps_to_first_token(driver, driver.add(prompt(length), max_new=4, tenant="b")) <= 5
     assert driver.scheduler.num_preemptions <= 3
 
 

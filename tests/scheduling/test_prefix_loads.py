@@ -8,6 +8,7 @@ import pytest
 from support.prefix_load_driver import SHORT_STEM, SIZE, STEM, Driver, unlike
 
 from radixkv.cache import BlockTable
+from radixkv.scheduling.tenant_share import TenantShare
 
 
 def test_two_that_were_loaded_and_evicted_do_not_yield_to_each_other_for_ever() -> None:
@@ -167,6 +168,40 @@ def test_what_others_give_way_for_is_loaded_into_their_blocks() -> None:
     driver.step()
     assert loading in driver.scheduler.running
     assert loading.request.num_cached_tokens == 60 * SIZE
+
+
+def test_a_tenant_gives_way_for_blocks_once_the_prefix_is_loaded_for_which_it_does() -> None:
+    """It used to give way for what follows the prefix before the load began, and then went on in the same step."""
+    driver = Driver()
+    for number in range(2):
+        driver.add(unlike(5000 + 200 * number, 30), max_new=100, tenant="a")
+    driver.step()
+    loading = driver.add([*STEM[: 25 * SIZE], *unlike(1000, 20)], tenant="b")
+    driver.steps(3)
+    assert driver.loads.num_loads == 1
+    assert driver.scheduler.num_preemptions == 0
+    driver.loader.finish()
+    driver.steps(2)
+    assert loading in driver.scheduler.running
+    assert driver.scheduler.num_preemptions == 1
+    assert loading.request.num_cached_tokens == 25 * SIZE
+
+
+def test_no_tenant_gives_way_for_a_load_that_would_then_leave_the_blocks_to_others() -> None:
+    """One gave way in every step, and went on in the same one, until the others' load was done."""
+    driver = Driver(shares={"b": TenantShare(weight=2)})
+    for number in range(3):
+        driver.add(unlike(5000 + 200 * number, 20), max_new=100, tenant="a")
+    driver.step()
+    loading = driver.add([*STEM[: 8 * SIZE], *unlike(1000, 22)], tenant="c")
+    driver.step()
+    assert driver.claim_of(loading).num_blocks == 22
+    yielding = driver.add([*SHORT_STEM, *unlike(3000, 14)], tenant="b")
+    driver.steps(5)
+    assert driver.scheduler.num_preemptions == 0
+    assert driver.loads.num_loads == 1
+    driver.finish_running_and_waiting()
+    assert yielding.request.num_cached_tokens == 20 * SIZE
 
 
 def test_nothing_is_loaded_for_groups_for_which_no_slot_can_be_had() -> None:
