@@ -13,7 +13,7 @@
       model_cache.py        what is made from models once, on disk
     runner.py               one forward pass over a packed batch, which model_input.py describes
       structure.py          the layers, and whether they can run over blocks, found out by a run
-                            (layer_probe.py, batch_checks.py)
+                            (layer_probe.py, batch_checks.py, own_errors.py)
       forward_pass.py       what the layers call while the model runs
       attention_function.py what transformers' layers call, and what leads to `radixkv.attention`
       positions/            what depends on positions: rotation, windows

@@ -36,14 +36,20 @@ def layer_options(key_dim: int, given: Mapping[str, Any], mask: torch.Tensor | N
     return AttentionOptions(scale, given.get("softcap"), window, given.get("s_aux"))
 
 
-def obstacle(module: Any, mask: torch.Tensor | None, given: Mapping[str, Any]) -> str | None:
+def obstacle(
+    module: Any, query: torch.Tensor, key: torch.Tensor, mask: torch.Tensor | None, given: Mapping[str, Any]
+) -> str | None:
     """What of a call of an attention function cannot be done over blocks of keys and values; None: nothing.
 
     Args:
         module: that calls it.
+        query: ``[batch, heads, tokens, dim]``.
+        key: likewise, of as many tokens.
         mask: that it is given, by `make_mask` where transformers made it.
         given: the other arguments that it is given by name.
     """
+    if query.shape[::2] != key.shape[::2]:
+        return "its layers attend to something else than the tokens of the prompt (by cross-attention, say)"
     if False in (given.get("is_causal"), getattr(module, "is_causal", None)):
         is_encoder = getattr(getattr(module, "config", None), "is_decoder", None) is False
         hint = " (a configuration with is_decoder=True may not)" if is_encoder else ""

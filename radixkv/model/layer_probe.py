@@ -38,7 +38,7 @@ def watch_layers(model: transformers.PreTrainedModel, name: str) -> Iterator[dic
         attention_mask: torch.Tensor | None,
         **given: Any,
     ) -> torch.Tensor:
-        reason = obstacle(module, attention_mask, given)
+        reason = obstacle(module, query, key, attention_mask, given)
         if reason is not None:
             raise UnsupportedModelError(f"{name}: {reason}")
         if module.layer_idx in layers:
@@ -48,7 +48,7 @@ def watch_layers(model: transformers.PreTrainedModel, name: str) -> Iterator[dic
         shape = LayerShape(key.shape[1], key.shape[3], value.shape[3])
         options = layer_options(query.shape[-1], given, attention_mask)
         layers[module.layer_idx] = AttentionLayer(shape, query.shape[1], options)
-        return _zeros(query, value)
+        return see_nothing(query, value)
 
     with attention_by(model, note):
         yield layers
@@ -73,6 +73,11 @@ def see_itself(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> t
     return output.transpose(1, 2).contiguous()
 
 
+def see_nothing(query: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+    """Zeros in the shape of what attention gives; the arguments are `see_itself`'s."""
+    return query.new_zeros(query.shape[0], query.shape[2], query.shape[1], value.shape[3])
+
+
 def attend_itself(layer: int, new: NewTokens) -> torch.Tensor:
     """`see_itself`, to find out whether anything but attention mixes tokens."""
     return see_itself(new.query, new.key, new.value)
@@ -82,8 +87,4 @@ def attend_nothing(layer: int, new: NewTokens) -> torch.Tensor:
     """Zeros in the shape of the layer's result, to see what all the rest gives, compiles to, or takes of memory."""
     # Rotated queries take memory of their own while attention runs.
     _rotated = None if new.rotary is None else torch.empty_like(new.query)
-    return _zeros(new.query, new.value)
-
-
-def _zeros(query: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-    return query.new_zeros(1, query.shape[2], query.shape[1], value.shape[3])
+    return see_nothing(new.query, new.value)

@@ -17,6 +17,7 @@ from radixkv.model.batch_checks import Forward, refuse_mixing, refuse_other_posi
 from radixkv.model.layer_probe import attend_nothing, watch_layers
 from radixkv.model.loader import LoadedModel
 from radixkv.model.native import Chain, join_layers, losing_rows, watch_chains
+from radixkv.model.own_errors import errors_of_model
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +54,7 @@ def find_structure(loaded: LoadedModel, forward: Forward) -> ModelStructure:
         watch_layers(model, name) as called,
         losing_rows(model, kept=1) as last,
         watch_chains(model) as chains,
+        errors_of_model(model),
     ):
         logits = forward(tokens, positions, positions[1:2], attend_nothing)
     if not called:

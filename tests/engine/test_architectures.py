@@ -67,7 +67,7 @@ def test_models_that_blocks_cannot_serve_are_refused(name: str) -> None:
     with pytest.raises(
         UnsupportedModelError,
         match=rf"^{type(model).__name__}: .*(replaced|layers of type|later tokens|mix tokens|of their own|called twice|"
-        r"by their row|counts positions)",
+        r"something else|by their row|counts positions)",
     ):
         LLM(model)
 
@@ -142,6 +142,16 @@ def test_parts_that_no_text_calls_may_attend_to_what_they_like() -> None:
         return transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
 
     assert_tokens_equal_transformers(build_with_vision)
+
+
+def test_what_a_model_raises_for_text_alone_is_told() -> None:
+    """It was a ValueError of transformers' code, with or without the model's name."""
+    model = build_multimodal("kosmos-2", {"embed_dim": 32, "layers": 2, "ffn_dim": 48, "attention_heads": 4})
+    with pytest.raises(
+        UnsupportedModelError,
+        match=r"^Kosmos2ForConditionalGeneration: .* cannot compute a few tokens of text alone .*: ValueError: .*pixel",
+    ):
+        LLM(model)
 
 
 def test_dynamic_rotation_does_not_remember_longer_sequences() -> None:

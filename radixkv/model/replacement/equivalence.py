@@ -18,7 +18,8 @@ import transformers
 from torch import nn
 
 from radixkv.model.attention_function import OPTIONS, attention_by, obstacle
-from radixkv.model.layer_probe import see_itself
+from radixkv.model.layer_probe import see_itself, see_nothing
+from radixkv.model.own_errors import errors_of_model
 from radixkv.model.positions.window_mask import window_of
 from radixkv.model.replacement.replace_modules import is_unchanged
 from radixkv.model.replacement.watched_calls import watched_calls
@@ -52,7 +53,10 @@ class Probe:
 
 @contextmanager
 def probe_attention(model: transformers.PreTrainedModel) -> Iterator[Probe]:
-    """Within, each token sees only itself, as it was rotated: real attention could hide how a few tokens were rotated."""
+    """Within, each token sees only itself, as it was rotated: real attention could hide how a few tokens were rotated.
+
+    Where a layer has an `obstacle`, they see nothing: `watch_layers` will refuse the model.
+    """
     found = Probe()
 
     def probe(
@@ -64,10 +68,11 @@ def probe_attention(model: transformers.PreTrainedModel) -> Iterator[Probe]:
         **given: Any,
     ) -> torch.Tensor:
         found.attended.extend((query, key))
-        if obstacle(module, attention_mask, given) is None:
-            layer_idx: Any = module.layer_idx
-            given["sliding_window"] = window_of(given.get("sliding_window"), attention_mask)
-            found.options[layer_idx] = {name: given[name] for name in OPTIONS if given.get(name) is not None}
+        if obstacle(module, query, key, attention_mask, given) is not None:
+            return see_nothing(query, value)
+        layer_idx: Any = module.layer_idx
+        given["sliding_window"] = window_of(given.get("sliding_window"), attention_mask)
+        found.options[layer_idx] = {name: given[name] for name in OPTIONS if given.get(name) is not None}
         return see_itself(query, key, value)
 
     with attention_by(model, probe):
@@ -85,11 +90,17 @@ def record_calls(model: transformers.PreTrainedModel, probe: Probe) -> None:
 
 
 def compute_a_few_tokens(model: transformers.PreTrainedModel) -> None:
+    """Let a model compute tokens whose positions are as far apart as they can be.
+
+    Raises:
+        UnsupportedModelError: its own code fails.
+    """
     count = len(_PROBE_SIZES)
     tokens = torch.arange(1, count + 1, device=model.device).unsqueeze(0)
     # As far apart as they can be: rotation makes a difference, and some models scale queries at far positions only.
     longest = getattr(model.config.get_text_config(), "max_position_embeddings", None) or 2**12
-    model(input_ids=tokens, position_ids=tokens * ((longest - 1) // count), use_cache=False)
+    with errors_of_model(model):
+        model(input_ids=tokens, position_ids=tokens * ((longest - 1) // count), use_cache=False)
 
 
 def error_in_tolerances(replacement: nn.Module, original: nn.Module, probe: Probe) -> float:

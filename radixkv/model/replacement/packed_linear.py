@@ -90,6 +90,7 @@ def pack_linears(model: nn.Module, run_once: Callable[[], object]) -> int:
         if type(module) is nn.Linear
         and module.weight.dtype in dtypes
         and module.weight.device.type == "cpu"
+        and module.weight.numel()
         and is_unchanged(module)
     ]
     if not linears:

@@ -28,6 +28,16 @@ def test_a_packed_linear_computes_what_the_linear_does(shape: tuple[int, int], b
         torch.testing.assert_close(model(inputs).double(), exact, rtol=tolerance, atol=tolerance)
 
 
+def test_a_linear_without_outputs_stays() -> None:
+    """Such as of a shared expert where a model has none: oneDNN has no product for it."""
+    linear = nn.Linear(8, 1, bias=False)
+    linear.weight = nn.Parameter(torch.empty(0, 8))
+    model, inputs = nn.Sequential(linear), torch.randn(1, 5, 8)
+    with torch.inference_mode():
+        assert pack_linears(model, lambda: model(inputs)) == 0
+        assert model(inputs).shape == (1, 5, 0)
+
+
 class Attention(nn.Module):
     """Three layers with one input, one of which has no bias, and a fourth with as many features and another input."""
 

@@ -1,0 +1,36 @@
+"""What transformers' code of a model raises, which says nothing to whoever gave the model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+import transformers
+
+from radixkv.errors import EngineError, UnsupportedModelError
+
+
+@contextmanager
+def errors_of_model(model: transformers.PreTrainedModel) -> Iterator[None]:
+    """Within, a model computes a few tokens; what its code raises becomes an `UnsupportedModelError` that names it.
+
+    Some models want more than text, such as an image; others have a configuration by which their parts do not fit together.
+
+    Args:
+        model: that computes.
+
+    Raises:
+        UnsupportedModelError: it cannot.
+    """
+    try:
+        yield
+    except (EngineError, torch.OutOfMemoryError, MemoryError):
+        raise
+    except Exception as error:  # of any class, from code that is not ours
+        name = model.config.name_or_path or type(model).__name__
+        reason = " ".join(str(error).split())
+        raise UnsupportedModelError(
+            f"{name}: {type(model).__name__} cannot compute a few tokens of text alone by this configuration: "
+            f"{type(error).__name__}: {reason:.300}"
+        ) from error
