@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
@@ -17,6 +18,10 @@ from radixkv.cli.output_paths import writable, writable_plot
 from radixkv.cli.report_console import console_for
 from radixkv.config import EngineConfig
 from radixkv.observe.simulate.replicas.cost_model import CostModel
+
+if TYPE_CHECKING:
+    from radixkv.observe.simulate.replicas.report import ReplicaReport
+    from radixkv.observe.simulate.report import Report
 
 
 def inspect(
@@ -115,24 +120,26 @@ def simulate(
     for name, milliseconds in (("prefill", prefill_ms), ("decode", decode_ms), ("step", step_ms)):
         if not math.isfinite(milliseconds):
             raise ValueError(f"--{name}-ms: expected a finite number of milliseconds, got {milliseconds}")
+    console = console_for(json_path, plot)
+    report: Report | ReplicaReport
     if replicas is None:
         if not tier and is_given(context, "prefill_ms"):
             raise ValueError("--prefill-ms: only with --replicas or --tier")
-        from radixkv.observe.simulate.report import run_simulation
+        from radixkv.observe.simulate.report import simulate_trace
 
         sizes = "2%,5%,10%,20%" if blocks is None else blocks
-        seconds = prefill_ms / 1000
-        run_simulation(
-            console_for(json_path, plot), trace, sizes, policy, bytes_per_token, json_path, plot, tier or (), seconds
-        )
-        return
-    from radixkv.observe.simulate.replicas.report import DEFAULT_BLOCKS, run_replica_simulation
+        report = simulate_trace(console, trace, sizes, policy, bytes_per_token, tier or (), prefill_ms / 1000)
+    else:
+        from radixkv.observe.simulate.replicas.report import DEFAULT_BLOCKS, simulate_replicas
 
-    cost = CostModel(prefill_ms / 1000, decode_ms / 1000, step_ms / 1000)
-    size = DEFAULT_BLOCKS if blocks is None else blocks
-    run_replica_simulation(
-        console_for(json_path, plot), trace, replicas, router, size, load, ingresses, cost, json_path, plot
-    )
+        cost = CostModel(prefill_ms / 1000, decode_ms / 1000, step_ms / 1000)
+        size = DEFAULT_BLOCKS if blocks is None else blocks
+        report = simulate_replicas(console, trace, replicas, router, size, load, ingresses, cost)
+    if json_path is not None:
+        json_path.write_text(json.dumps(asdict(report), indent=1) + "\n")
+    if plot is not None:
+        report.plot(plot)
+    report.print_to(console)
 
 
 @with_options_of(EngineConfig, only=("block_size",))

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from radixkv.cache import POLICIES
 from radixkv.cli.main import app
-from radixkv.observe.simulate.report import load, run_simulation
+from radixkv.observe.simulate.report import load, simulate_trace
 from radixkv.observe.simulate.tiers import TieredRun, TierSpec, simulate_tiers
 from radixkv.observe.simulate.trace import Trace
 
@@ -92,9 +92,9 @@ def test_the_command_says_what_tiers_would_save(tmp_path: Path) -> None:
 def test_a_malformed_tier_is_refused(text: str) -> None:
     """Of several sizes, the smallest used to be taken."""
     with pytest.raises(ValueError, match="--tier: expected"):
-        run_simulation(Console(quiet=True), "documents", "5%", "lru", None, None, None, [text], 1e-3)
+        simulate_trace(Console(quiet=True), "documents", "5%", "lru", None, [text], 1e-3)
 
 
 def test_a_tier_that_is_given_twice_is_refused() -> None:
     with pytest.raises(ValueError, match="--tier: 'a' is given twice"):
-        run_simulation(Console(quiet=True), "documents", "5%", "lru", None, None, None, ["a=5%@1", "a=6%@1"], 1e-3)
+        simulate_trace(Console(quiet=True), "documents", "5%", "lru", None, ["a=5%@1", "a=6%@1"], 1e-3)

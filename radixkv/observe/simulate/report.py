@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Collection, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from rich.console import Console
@@ -41,6 +40,48 @@ class Report:
     rates: dict[str, list[float]] = field(default_factory=dict)
     advice: str = ""
     tiers: list[TieredRun] = field(default_factory=list)
+
+    def plot(self, path: Path) -> None:
+        """Plot hit rate against size, one line per policy."""
+        from matplotlib.figure import Figure
+
+        figure = Figure(figsize=(8, 5), layout="constrained")
+        axes = figure.add_subplot()
+        for policy, rates in self.rates.items():
+            (line,) = axes.plot(self.num_blocks, rates, marker="o", label=policy)
+            if policy not in POLICIES:
+                line.set(color="black", linestyle=":" if policy == BELADY else "--")
+        axes.axhline(self.unlimited, color="grey", linewidth=0.8, label="unlimited")
+        axes.set_xscale("log")
+        axes.set_xticks(self.num_blocks, [f"{size:,}" for size in self.num_blocks])
+        axes.minorticks_off()
+        axes.set_xlabel(f"blocks of {self.block_size} tokens")
+        axes.set_ylabel("blocks hit / blocks requested")
+        axes.set_ylim(bottom=0)
+        axes.legend()
+        figure.savefig(path)
+
+    def print_to(self, console: Console) -> None:
+        """Print hit rates, the recommendation and what tiers would bring."""
+        console.print(self._table())
+        console.print(self.advice, highlight=False)
+        if self.tiers:
+            first_policy = next(iter(self.rates))
+            console.print(draw_tiers(self.tiers, first_policy, self.num_distinct_blocks))
+
+    def _table(self) -> Table:
+        table = Table(
+            title=f"hit rate of {self.num_asked_blocks:,} blocks requested, {self.num_distinct_blocks:,} distinct"
+        )
+        table.add_column("policy")
+        for size in self.num_blocks:
+            table.add_column(f"{size:,}\n{size / self.num_distinct_blocks:.0%}", justify="right")
+        for policy, rates in self.rates.items():
+            if policy == BLOCK_LRU:
+                table.add_section()
+            table.add_row(policy, *(f"{rate:.3f}" for rate in rates))
+        table.add_row("unlimited", *([f"{self.unlimited:.3f}"] * len(self.num_blocks)))
+        return table
 
 
 def load(name: str) -> Trace:
@@ -150,63 +191,23 @@ def advise(report: Report, bytes_per_token: int | None) -> str:
     return f"{sentence}{more}."
 
 
-def draw_table(report: Report) -> Table:
-    table = Table(
-        title=f"hit rate of {report.num_asked_blocks:,} blocks requested, {report.num_distinct_blocks:,} distinct"
-    )
-    table.add_column("policy")
-    for size in report.num_blocks:
-        table.add_column(f"{size:,}\n{size / report.num_distinct_blocks:.0%}", justify="right")
-    for policy, rates in report.rates.items():
-        if policy == BLOCK_LRU:
-            table.add_section()
-        table.add_row(policy, *(f"{rate:.3f}" for rate in rates))
-    table.add_row("unlimited", *([f"{report.unlimited:.3f}"] * len(report.num_blocks)))
-    return table
-
-
-def plot(report: Report, path: Path) -> None:
-    """Plot hit rate against size, one line per policy."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(8, 5), layout="constrained")
-    axes = figure.add_subplot()
-    for policy, rates in report.rates.items():
-        (line,) = axes.plot(report.num_blocks, rates, marker="o", label=policy)
-        if policy not in POLICIES:
-            line.set(color="black", linestyle=":" if policy == BELADY else "--")
-    axes.axhline(report.unlimited, color="grey", linewidth=0.8, label="unlimited")
-    axes.set_xscale("log")
-    axes.set_xticks(report.num_blocks, [f"{size:,}" for size in report.num_blocks])
-    axes.minorticks_off()
-    axes.set_xlabel(f"blocks of {report.block_size} tokens")
-    axes.set_ylabel("blocks hit / blocks requested")
-    axes.set_ylim(bottom=0)
-    axes.legend()
-    figure.savefig(path)
-
-
-def run_simulation(
+def simulate_trace(
     console: Console,
     name: str,
     blocks: str,
     policy: str,
     bytes_per_token: int | None,
-    json_path: Path | None,
-    plot_path: Path | None,
     tiers: Sequence[str],
     token_seconds: float,
-) -> None:
-    """Read a trace, replay it, print the results, and write them to files.
+) -> Report:
+    """Read a trace and replay it.
 
     Args:
-        console: to print to.
-        name: of the trace.
+        console: shows the progress.
+        name: of the trace, see `load`.
         blocks: see `parse_sizes`.
         policy: names from `POLICIES`, see `parse_names`; tiers lie below a pool under the first of them.
         bytes_per_token: of keys and values, to advise in GiB; None: in blocks.
-        json_path: where to write the figures, too.
-        plot_path: where to draw them.
         tiers: see `parse_tiers`.
         token_seconds: to compute a token of a prompt, against which a tier's loads count.
 
@@ -224,11 +225,4 @@ def run_simulation(
         with console.status("tiers"):
             report.tiers = simulate_tiers(trace, report.num_blocks, POLICIES[policies[0]], specs, token_seconds)
     report.advice = advise(report, bytes_per_token)
-    if json_path is not None:
-        json_path.write_text(json.dumps(asdict(report), indent=1) + "\n")
-    if plot_path is not None:
-        plot(report, plot_path)
-    console.print(draw_table(report))
-    console.print(report.advice, highlight=False)
-    if report.tiers:
-        console.print(draw_tiers(report.tiers, policies[0], num_distinct))
+    return report

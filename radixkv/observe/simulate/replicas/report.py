@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -71,6 +70,50 @@ class ReplicaReport:
     cost: CostModel
     rows: list[Row] = field(default_factory=list)
     not_run: list[str] = field(default_factory=list)
+
+    def plot(self, path: Path) -> None:
+        """Draw hit rate and p99 time to first token against the number of replicas, one line per router."""
+        from matplotlib.figure import Figure
+
+        figure = Figure(figsize=(10, 4.5), layout="constrained")
+        rates, times = figure.subplots(1, 2)
+        for router in dict.fromkeys(row.router for row in self.rows):
+            rows = [row for row in self.rows if row.router == router]
+            counts, style = [row.num_replicas for row in rows], ":" if router == ONE_CACHE else "-"
+            rates.plot(counts, [row.hit_rate for row in rows], style, marker="o", label=router)
+            times.plot(counts, [row.p99 for row in rows], style, marker="o", label=router)
+        for axes, label in ((rates, "blocks hit / blocks requested"), (times, "p99 time to first token, s")):
+            axes.set_xscale("log", base=2)
+            axes.set_xticks(sorted({row.num_replicas for row in self.rows}), minor=False)
+            axes.xaxis.set_major_formatter("{x:.0f}")
+            axes.set_xlabel("replicas")
+            axes.set_ylabel(label)
+        times.set_yscale("log")
+        rates.legend()
+        figure.savefig(path)
+
+    def print_to(self, console: Console) -> None:
+        """Print the rows, and what was not run."""
+        console.print(self._table())
+        for router in self.not_run:
+            console.print(f"not run: {router}, which needs `pip install 'ray[serve]'`", highlight=False)
+
+    def _table(self) -> Table:
+        table = Table(title=f"{self.num_requests:,} requests, {self.num_blocks:,} blocks in all, load {self.load:g}")
+        table.add_column("replicas", justify="right")
+        table.add_column("router")
+        for name in ("hit rate", "p50 s", "p99 s", "imbalance", "least"):
+            table.add_column(name, justify="right")
+        before = None
+        for row in self.rows:
+            if before not in (None, row.num_replicas):
+                table.add_section()
+            before = row.num_replicas
+            figures = (row.p50, row.p99, row.imbalance, row.least_imbalance)
+            table.add_row(
+                str(row.num_replicas), row.router, f"{row.hit_rate:.3f}", *(f"{figure:.2f}" for figure in figures)
+            )
+        return table
 
 
 def parse_replicas(text: str) -> list[int]:
@@ -146,47 +189,7 @@ def stretch_for(trace: Trace, num_replicas: int, num_blocks: int, cost: CostMode
     return work / (num_replicas * duration * load)
 
 
-def draw_table(report: ReplicaReport) -> Table:
-    table = Table(title=f"{report.num_requests:,} requests, {report.num_blocks:,} blocks in all, load {report.load:g}")
-    table.add_column("replicas", justify="right")
-    table.add_column("router")
-    for name in ("hit rate", "p50 s", "p99 s", "imbalance", "least"):
-        table.add_column(name, justify="right")
-    before = None
-    for row in report.rows:
-        if before not in (None, row.num_replicas):
-            table.add_section()
-        before = row.num_replicas
-        figures = (row.p50, row.p99, row.imbalance, row.least_imbalance)
-        table.add_row(
-            str(row.num_replicas), row.router, f"{row.hit_rate:.3f}", *(f"{figure:.2f}" for figure in figures)
-        )
-    return table
-
-
-def plot(report: ReplicaReport, path: Path) -> None:
-    """Draw hit rate and p99 time to first token against the number of replicas, one line per router."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(10, 4.5), layout="constrained")
-    rates, times = figure.subplots(1, 2)
-    for router in dict.fromkeys(row.router for row in report.rows):
-        rows = [row for row in report.rows if row.router == router]
-        counts, style = [row.num_replicas for row in rows], ":" if router == ONE_CACHE else "-"
-        rates.plot(counts, [row.hit_rate for row in rows], style, marker="o", label=router)
-        times.plot(counts, [row.p99 for row in rows], style, marker="o", label=router)
-    for axes, label in ((rates, "blocks hit / blocks requested"), (times, "p99 time to first token, s")):
-        axes.set_xscale("log", base=2)
-        axes.set_xticks(sorted({row.num_replicas for row in report.rows}), minor=False)
-        axes.xaxis.set_major_formatter("{x:.0f}")
-        axes.set_xlabel("replicas")
-        axes.set_ylabel(label)
-    times.set_yscale("log")
-    rates.legend()
-    figure.savefig(path)
-
-
-def run_replica_simulation(
+def simulate_replicas(
     console: Console,
     name: str,
     replicas: str,
@@ -195,10 +198,8 @@ def run_replica_simulation(
     load_factor: float,
     num_ingresses: int,
     cost: CostModel,
-    json_path: Path | None,
-    plot_path: Path | None,
-) -> None:
-    """Read a trace, run it behind each router, print the results, and write them to files.
+) -> ReplicaReport:
+    """Read a trace, and run it behind each router.
 
     Raises:
         OSError, ValueError: an argument is invalid, or the trace has no blocks.
@@ -226,10 +227,4 @@ def run_replica_simulation(
                         ) from error
                     if router not in report.not_run:
                         report.not_run.append(router)
-    if json_path is not None:
-        json_path.write_text(json.dumps(asdict(report), indent=1) + "\n")
-    if plot_path is not None:
-        plot(report, plot_path)
-    console.print(draw_table(report))
-    for router in report.not_run:
-        console.print(f"not run: {router}, which needs `pip install 'ray[serve]'`", highlight=False)
+    return report
