@@ -2,32 +2,80 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping
 
 import httpx
 
 from radixkv.cluster.connection import SECONDS_TO_ANSWER
+from radixkv.cluster.description import ReplicaDescription
 from radixkv.errors import ReplicasLostError
 
 
-async def ask(
-    client: httpx.AsyncClient | None, method: str, path: str, content: bytes, headers: Mapping[str, str]
-) -> httpx.Response | None:
-    """What one replica answers; None: it is down, or does not answer.
+class OpenQuestions:
+    """What replicas are asked and have not answered yet: until then, a removed one is not left.
 
     Args:
-        client: of the replica; None: it is down.
-        method: of HTTP.
-        path: of `replica_app`.
-        content: the body.
         headers: with the replicas' secret.
     """
-    if client is None:
-        return None
+
+    def __init__(self, headers: Mapping[str, str]) -> None:
+        self._headers = headers
+        self._asking: dict[asyncio.Task[httpx.Response | None], httpx.AsyncClient | None] = {}
+
+    def ask(
+        self, client: httpx.AsyncClient | None, method: str, path: str, content: bytes
+    ) -> asyncio.Task[httpx.Response | None]:
+        """Begin to ask a replica; the result is None if it is down, or does not answer.
+
+        Args:
+            client: of the replica; None: it is down.
+            method: of HTTP.
+            path: of `replica_app`.
+            content: the body.
+        """
+        task = asyncio.ensure_future(self._answer(client, method, path, content))
+        self._asking[task] = client
+        task.add_done_callback(self._asking.pop)
+        return task
+
+    def __contains__(self, client: httpx.AsyncClient) -> bool:
+        """Whether a replica is being asked."""
+        return client in self._asking.values()
+
+    async def _answer(
+        self, client: httpx.AsyncClient | None, method: str, path: str, content: bytes
+    ) -> httpx.Response | None:
+        if client is None:
+            return None
+        try:
+            return await client.request(method, path, content=content, headers=self._headers, timeout=SECONDS_TO_ANSWER)
+        except (httpx.HTTPError, RuntimeError):  # RuntimeError: the client is closed
+            return None
+
+
+async def ask_description(
+    replica: str, client: httpx.AsyncClient, headers: Mapping[str, str], timeout: float
+) -> ReplicaDescription:
+    """What a replica says of itself.
+
+    Args:
+        replica: what errors call it.
+        client: of the replica.
+        headers: with the replicas' secret.
+        timeout: in seconds.
+
+    Raises:
+        ConnectionError: it does not answer, or with something else.
+    """
     try:
-        return await client.request(method, path, content=content, headers=headers, timeout=SECONDS_TO_ANSWER)
-    except (httpx.HTTPError, RuntimeError):  # RuntimeError: the client is closed
-        return None
+        answer = await client.get("/description", headers=headers, timeout=timeout)
+        answer.raise_for_status()
+        return ReplicaDescription.from_json(answer.json())
+    except httpx.HTTPStatusError as error:
+        raise ConnectionError(f"{replica}: {error.response.status_code} {error.response.text:.200}") from error
+    except (httpx.HTTPError, ValueError, TypeError, KeyError) as error:
+        raise ConnectionError(f"{replica}: {error!r}") from error
 
 
 def all_answers(answers: Mapping[str, httpx.Response | None]) -> dict[str, httpx.Response]:

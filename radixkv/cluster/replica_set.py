@@ -17,7 +17,7 @@ from collections.abc import Callable, Collection, Mapping
 import httpx
 
 from radixkv.cache.arguments import is_number
-from radixkv.cluster.answers import ask
+from radixkv.cluster.answers import OpenQuestions, ask_description
 from radixkv.cluster.connection import SECONDS_TO_ANSWER, check_secret, connect
 from radixkv.cluster.counters import CounterTotals
 from radixkv.cluster.description import ReplicaDescription
@@ -82,7 +82,7 @@ class ReplicaSet:
         self._connect = connect
         self._members: dict[str, Member] = {}
         self._leaving: dict[Member, asyncio.Task[None]] = {}  # what finishes the removal of each
-        self._asking: dict[asyncio.Task[httpx.Response | None], httpx.AsyncClient | None] = {}
+        self._questions = OpenQuestions(self._headers)
         self._clients: dict[str, httpx.AsyncClient] = {}
         self._streams: ReplicaStreams | None = None
         self._tenants = TenantShares(self._headers)
@@ -154,7 +154,7 @@ class ReplicaSet:
         while member in self._leaving and client is not None and num_without < _LOOKS_TO_REPORT:
             self.streams.move(client)
             await asyncio.sleep(_SECONDS_BETWEEN_LOOKS)
-            is_busy = self.streams.num_on(client) or client in self._asking.values()
+            is_busy = self.streams.num_on(client) or client in self._questions
             num_without = 0 if is_busy else num_without + 1
         member.client = None  # so that nobody asks it while its connections are closed
         await self._stop_following(member)
@@ -221,7 +221,7 @@ class ReplicaSet:
             path: of `replica_app`.
             content: the body.
         """
-        return await self._ask(self._clients.get(name), method, path, content)
+        return await self._questions.ask(self._clients.get(name), method, path, content)
 
     async def ask_all(
         self, method: str, path: str, content: bytes = b"", *, leaving: bool = False
@@ -241,17 +241,8 @@ class ReplicaSet:
         clients = {name: self._clients.get(name) for name in self.names}
         if leaving:
             clients |= {f"{each.name} at {each.url}": each.client for each in self._leaving if each.client is not None}
-        asking = [self._ask(client, method, path, content) for client in clients.values()]
+        asking = [self._questions.ask(client, method, path, content) for client in clients.values()]
         return dict(zip(clients, await asyncio.gather(*asking), strict=True))
-
-    def _ask(
-        self, client: httpx.AsyncClient | None, method: str, path: str, content: bytes
-    ) -> asyncio.Task[httpx.Response | None]:
-        """Begin to ask a replica, which is not left before it has answered, even if it is removed meanwhile."""
-        task = asyncio.ensure_future(ask(client, method, path, content, self._headers))
-        self._asking[task] = client
-        task.add_done_callback(self._asking.pop)
-        return task
 
     # -- following one replica -----------------------------------------------------------------------------------
 
@@ -331,16 +322,9 @@ class ReplicaSet:
                 await client.aclose()
 
     async def _describe(self, member: Member, client: httpx.AsyncClient) -> ReplicaDescription:
-        try:
-            # A replica that is up has made its own already.
-            timeout = _SECONDS_OF_SILENCE if member.client is client else SECONDS_TO_ANSWER
-            answer = await client.get("/description", headers=self._headers, timeout=timeout)
-            answer.raise_for_status()
-            description = ReplicaDescription.from_json(answer.json())
-        except httpx.HTTPStatusError as error:
-            raise ConnectionError(f"{member}: {error.response.status_code} {error.response.text:.200}") from error
-        except (httpx.HTTPError, ValueError, TypeError, KeyError) as error:
-            raise ConnectionError(f"{member}: {error!r}") from error
+        # A replica that is up has made its own already.
+        timeout = _SECONDS_OF_SILENCE if member.client is client else SECONDS_TO_ANSWER
+        description = await ask_description(f"{member}", client, self._headers, timeout)
         self.generations.check(member, description)
         return description
 

@@ -348,16 +348,6 @@ def test_prompts_beside_an_impossible_one_reach_no_replica(default_tokenizer: An
     asyncio.run(main())
 
 
-def test_what_cannot_be_known_here_is_refused_at_the_start(default_tokenizer: Any, tmp_path: Path) -> None:
-    async def main() -> None:
-        with pytest.raises(RuntimeError, match="there was no replica yet"):
-            create_ingress(ServerConfig(), ReplicaSet("a secret of the replicas"))
-        with pytest.raises(ValueError, match=r"queue_timeout: .* use first_token_timeout"):
-            create_ingress(ServerConfig(queue_timeout=1.0), ReplicaSet("a secret of the replicas"))
-
-    asyncio.run(main())
-
-
 def test_conversations_find_as_much_cached_as_on_one_server(default_tokenizer: Any, tmp_path: Path) -> None:
     """24 conversations of 3 turns with 4 system prompts: at most 5 % fewer cached tokens, and the same answers.
 

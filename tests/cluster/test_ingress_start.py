@@ -171,3 +171,10 @@ def test_the_first_grammar_finds_its_vocabulary_ready(
 
     grammars = asyncio.run(ingress()) if kind == "ingress" else replica()
     assert grammars._tokenizer is not None
+
+
+def test_what_cannot_be_known_here_is_refused_at_the_start() -> None:
+    with pytest.raises(RuntimeError, match="there was no replica yet"):
+        create_ingress(ServerConfig(), ReplicaSet(SECRET))
+    with pytest.raises(ValueError, match=r"queue_timeout: .* use first_token_timeout"):
+        create_ingress(ServerConfig(queue_timeout=1.0), ReplicaSet(SECRET))
