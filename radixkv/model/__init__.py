@@ -3,7 +3,7 @@
 ::
 
     loader.py               from a hub id, a folder, a GGUF file or memory to a model that is ready to run
-      placement.py          on which device, in which type, by native code or not
+      compute_target.py     on which device, in which type, by native code or not
       source.py, hub.py, default_model.py                                 where files are
       weights/              from files into memory, and what memory they take there
       gguf/                 GGUF files

@@ -12,6 +12,7 @@ import torch
 import transformers
 
 from radixkv.config import ModelConfig
+from radixkv.model.compute_target import ComputeTarget
 from radixkv.model.default_model import DEFAULT_MODEL_NAME
 from radixkv.model.fingerprint import ModelFiles, model_fingerprint, remember_fingerprint
 from radixkv.model.generation_config import (
@@ -23,7 +24,6 @@ from radixkv.model.generation_config import (
 from radixkv.model.heap import trim_heap
 from radixkv.model.model_cache import packed_folder, quantised_folder, remove_unused
 from radixkv.model.native import BlockKeeper, PanelCache, Quantiser, WeightKeeper, prepare_for_cpu, weights_of
-from radixkv.model.placement import Placement
 from radixkv.model.positions.longrope import choose_factors
 from radixkv.model.positions.rotary_types import fix_dynamic
 from radixkv.model.quantisation_report import report_quantised
@@ -107,11 +107,11 @@ def load_model(
     """
     config = config or ModelConfig()
     generation_config = read_generation_config(config.generation_config)
-    placement = Placement.of(config, native)
+    target = ComputeTarget.of(config, native)
     if isinstance(model, transformers.PreTrainedModel):
-        unprepared = _from_memory(model, config, placement)
+        unprepared = _from_memory(model, config, target)
     else:
-        unprepared = _from_files(model, config, placement)
+        unprepared = _from_files(model, config, target)
     loaded_model, name = unprepared.model, unprepared.name
     loaded_model.eval()
     check_supported(loaded_model, name)
@@ -152,19 +152,19 @@ def load_model(
     )
 
 
-def _from_memory(model: transformers.PreTrainedModel, config: ModelConfig, placement: Placement) -> _Unprepared:
-    if config.dtype != "auto" and placement.dtype != model.dtype:
+def _from_memory(model: transformers.PreTrainedModel, config: ModelConfig, target: ComputeTarget) -> _Unprepared:
+    if config.dtype != "auto" and target.dtype != model.dtype:
         raise ValueError(
             f"dtype: expected 'auto', for a loaded model keeps its own, {model.dtype}, got {config.dtype!r}; "
-            f"model.to({placement.dtype}) converts it"
+            f"model.to({target.dtype}) converts it"
         )
-    Placement(model.device, model.dtype, placement.native).check_quantization(config.quantization)
+    ComputeTarget(model.device, model.dtype, target.native).check_quantization(config.quantization)
     tokenizer = chosen_tokenizer(config, lambda: None)
     return _Unprepared(model, model.config.name_or_path or type(model).__name__, tokenizer)
 
 
-def _from_files(model: str | Path | None, config: ModelConfig, placement: Placement) -> _Unprepared:
-    placement.check_quantization(config.quantization)
+def _from_files(model: str | Path | None, config: ModelConfig, target: ComputeTarget) -> _Unprepared:
+    target.check_quantization(config.quantization)
     name = DEFAULT_MODEL_NAME if model is None else str(model)
     with silence_transformers():
         folder, revision = resolve_folder(model, config.quantization == "gguf")
@@ -173,8 +173,8 @@ def _from_files(model: str | Path | None, config: ModelConfig, placement: Placem
             origin = revision or ModelFiles.of(folder)
             generation_config = read_own_generation_config(folder, config.generation_config)
             # Weights may stay in their files until native code packs them.
-            may_defer = placement.obstacle is None
-            loaded, deferred = read_checkpoint(folder, placement.dtype, placement.device, may_defer)
+            may_defer = target.obstacle is None
+            loaded, deferred = read_checkpoint(folder, target.dtype, target.device, may_defer)
     return _Unprepared(loaded, name, tokenizer, origin, deferred, generation_config)
 
 

@@ -24,7 +24,7 @@ from transformers.utils import logging as transformers_logging
 from radixkv import LLM, SamplingParams
 from radixkv.config import ModelConfig
 from radixkv.errors import ModelLoadError, UnsupportedModelError
-from radixkv.model import placement
+from radixkv.model import compute_target
 from radixkv.model.default_model import find_default_model
 from radixkv.model.loader import load_model
 from radixkv.model.replacement.unused_parts import drop_unused_parts
@@ -246,7 +246,7 @@ def test_bfloat16_is_chosen_where_native_code_multiplies_it_fast(
     variant: object, native: bool, expected: torch.dtype, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     build_supported("llama").save_pretrained(tmp_path)
-    monkeypatch.setattr(placement, "library", lambda: variant)
+    monkeypatch.setattr(compute_target, "library", lambda: variant)
     config = ModelConfig(device="cpu")
     assert load_model(tmp_path, config, native=native).dtype == expected
     assert load_model(tmp_path, config.model_copy(update={"dtype": "float32"}), native=native).dtype == torch.float32

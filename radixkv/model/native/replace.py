@@ -11,6 +11,7 @@ import transformers
 from torch import nn
 from transformers.pytorch_utils import Conv1D
 
+from radixkv.model.compute_target import ComputeTarget
 from radixkv.model.native import attention, experts, layer, mlp, norm
 from radixkv.model.native.attention import NativeSelfAttention
 from radixkv.model.native.embedding import native_embedding
@@ -21,7 +22,6 @@ from radixkv.model.native.linear import NativeLinear, is_replaceable
 from radixkv.model.native.mlp import NativeGatedMLP
 from radixkv.model.native.norm import native_norms
 from radixkv.model.native.weights import BlockKeeper, WeightKeeper
-from radixkv.model.placement import Placement
 from radixkv.model.replacement.equivalence import (
     Probe,
     compute_a_few_tokens,
@@ -53,7 +53,7 @@ def prepare_for_cpu(
         keeper: of the weights of replaced layers; None: they stay as they are.
         deferred: the model's weights, where they are not in memory; afterwards those that are not packed are.
     """
-    is_native = Placement(model.device, model.dtype, native).obstacle is None
+    is_native = ComputeTarget(model.device, model.dtype, native).obstacle is None
     with torch.inference_mode(), probe_attention(model) as probe:
         if is_native:
             weights = deferred or MappedWeights(model)

@@ -16,7 +16,7 @@ from transformers.models.arcee.modeling_arcee import ArceeDecoderLayer
 from transformers.models.llama.modeling_llama import LlamaMLP
 
 from radixkv.config import ModelConfig
-from radixkv.model import placement
+from radixkv.model import compute_target
 from radixkv.model.loader import load_model
 from radixkv.model.native import replace, weights_of
 from radixkv.model.native.attention import NativeSelfAttention
@@ -362,7 +362,7 @@ def test_nothing_is_replaced_without_native_code_or_where_it_is_not_wanted(monke
         return not any(isinstance(module, CLASSES) for module in model.modules())
 
     assert no_native(load_model(build_supported("llama"), native=False).model)
-    monkeypatch.setattr(placement, "library", lambda: None)
+    monkeypatch.setattr(compute_target, "library", lambda: None)
     assert no_native(load_model(build_supported("llama")).model)
 
 

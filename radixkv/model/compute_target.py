@@ -22,7 +22,7 @@ _DTYPES = MappingProxyType(
 
 
 @dataclass(frozen=True, slots=True)
-class Placement:
+class ComputeTarget:
     """Where and how a model computes.
 
     Attributes:
@@ -36,7 +36,7 @@ class Placement:
     native: bool
 
     @classmethod
-    def of(cls, config: ModelConfig, native: bool) -> Placement:
+    def of(cls, config: ModelConfig, native: bool) -> ComputeTarget:
         """What a configuration asks for.
 
         Raises:
