@@ -11,12 +11,12 @@ from typing import Any, Unpack
 
 from radixkv.cache import Pin
 from radixkv.cache.arguments import is_whole
-from radixkv.engine.explain import add_tiers, decode_explanations, explain_cached
+from radixkv.engine.explain_prompts import add_tiers, decode_explanations, explain_cached
 from radixkv.engine.request_output import with_texts
 from radixkv.llm import LLM
 from radixkv.llm_options import LLM_OPTIONS, LLMOptions
 from radixkv.model.loader import LoadedModel
-from radixkv.observe.explain import PromptExplanation
+from radixkv.observe.prompt_explanation import PromptExplanation
 from radixkv.option_words import refuse_unknown
 from radixkv.outputs import BeamSearchOutput, RequestMetrics, RequestOutput
 from radixkv.prompts import (

@@ -14,13 +14,13 @@ from tqdm.auto import tqdm
 from radixkv.cache import Pin
 from radixkv.cache.arguments import check_seconds
 from radixkv.engine.engine import Engine
-from radixkv.engine.explain import add_tiers, decode_explanations, explain_cached
+from radixkv.engine.explain_prompts import add_tiers, decode_explanations, explain_cached
 from radixkv.engine.pool_setup import log_length
 from radixkv.engine.request_output import beam_output, delta_output, request_output, with_texts
 from radixkv.llm_options import LLM_OPTIONS, LLMOptions, llm_configs
 from radixkv.model.loader import load_model
-from radixkv.observe.explain import PromptExplanation
 from radixkv.observe.inspect.snapshot import CacheSnapshot, take_snapshot
+from radixkv.observe.prompt_explanation import PromptExplanation
 from radixkv.option_words import refuse_unknown
 from radixkv.outputs import BeamSearchOutput, RequestOutput
 from radixkv.process_bound import ProcessBound

@@ -8,7 +8,8 @@
       radix_tree.py         prefixes -> blocks: node.py, children.py, match.py
       eviction/             which leaf goes first: an interface, and a file for each policy
     cache_control.py        pins, limits of owners, clearing: pin.py, owner_limits.py
-    cache_view.py           what can be asked without a change: explain.py, outline.py, snapshot.py, continuation.py, stats.py
+    cache_view.py           what can be asked without a change: explanation.py, outline.py, snapshot.py, continuation.py,
+                            stats.py
     observer.py             what is called when blocks come and go: event_recorder.py and events.py, evicted.py
     block_hash.py, tokens.py, lazy_heap.py                                names of blocks, tokens as bytes, a heap
     arguments.py, errors.py                                               what is refused, and by which errors
@@ -41,7 +42,7 @@ from radixkv.cache.eviction import (
     PriorityTTL,
     SegmentedLRU,
 )
-from radixkv.cache.explain import Computed, Divergence, Explanation, Reason
+from radixkv.cache.explanation import Computed, Divergence, Explanation, Reason
 from radixkv.cache.outline import NodeOutline
 from radixkv.cache.pin import Pin
 from radixkv.cache.prefix_cache import PrefixCache

@@ -15,7 +15,7 @@ from radixkv.cache.block_store import BlockStore
 from radixkv.cache.block_table import BlockTable
 from radixkv.cache.continuation import continuation
 from radixkv.cache.errors import ClosedError, InvalidArgumentError
-from radixkv.cache.explain import Explanation, explain
+from radixkv.cache.explanation import Explanation, explain
 from radixkv.cache.invariants import check_cache
 from radixkv.cache.outline import NodeOutline, outline
 from radixkv.cache.snapshot import NodeSnapshot, snapshot

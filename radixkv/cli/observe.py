@@ -155,7 +155,7 @@ def explain(
     Needs the model's tokenizer only. `LLM.explain` says the same of a cache in use.
     """
     from radixkv.model.tokenizer import load_tokenizer
-    from radixkv.observe.explain import explain_after
+    from radixkv.observe.prompt_explanation import explain_after
     from radixkv.sampling.detokenizer import decode_token
 
     tokenizer = load_tokenizer(model)

@@ -23,7 +23,7 @@ from radixkv.engine.clearing import Cleared, NamespaceSelection
 from radixkv.engine.stats import SUMMED_GAUGES, BatchSize, EngineStats
 from radixkv.errors import DrainingError, EngineDeadError, RequestTooLargeError
 from radixkv.model.text_interface import TextInterface
-from radixkv.observe.explain import PromptExplanation
+from radixkv.observe.prompt_explanation import PromptExplanation
 from radixkv.outputs import RequestMetrics
 from radixkv.prompts import Prompt
 from radixkv.sampling.grammar.structured_output import GrammarCompiler

@@ -9,7 +9,7 @@ from dataclasses import replace
 from radixkv.cluster.replica_set import ReplicaSet
 from radixkv.cluster.wire import encode_prompts
 from radixkv.errors import ReplicasLostError
-from radixkv.observe.explain import PromptExplanation
+from radixkv.observe.prompt_explanation import PromptExplanation
 from radixkv.prompts import Prompt
 
 _log = logging.getLogger(__name__)

@@ -15,7 +15,7 @@
       open_tiers.py         the tiers below the pool, which are kv_tiers.py; block_fingerprint.py: whose blocks they may hold
       speculator_setup.py
     beside the steps:
-      named_pins.py, tenant_pins.py, clearing.py, explain.py, stats.py, trace_recorder.py
+      named_pins.py, tenant_pins.py, clearing.py, explain_prompts.py, stats.py, trace_recorder.py
 
 The way of a step through them: docs/architecture/step.md.
 """

@@ -26,7 +26,7 @@ from radixkv.config import CacheWritePolicy
 from radixkv.memory import KVPool
 from radixkv.memory.block_rows import BlockRows
 from radixkv.memory.pages import take_pages
-from radixkv.observe.explain import TierPart
+from radixkv.observe.prompt_explanation import TierPart
 from radixkv.routing import PrefillRate
 from radixkv.scheduling.prefix_loads import PrefixLoads
 from radixkv.tiers.disk.other_stores import OtherStores

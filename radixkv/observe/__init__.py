@@ -3,7 +3,7 @@
 ::
 
     inspect/                what is in it
-    explain.py              why a prompt is not reused, in words
+    prompt_explanation.py   why a prompt is not reused, in words
     kv_events.py            its changes, published over ZeroMQ
     simulate/               traces of requests, replayed; trace_format.py: what their files say that they are
 """

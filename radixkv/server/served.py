@@ -10,7 +10,7 @@ from radixkv.engine.clearing import Cleared, NamespaceSelection
 from radixkv.engine.stats import EngineStats
 from radixkv.errors import EngineDeadError
 from radixkv.model.text_interface import TextInterface
-from radixkv.observe.explain import PromptExplanation
+from radixkv.observe.prompt_explanation import PromptExplanation
 from radixkv.outputs import RequestMetrics
 from radixkv.prompts import Prompt
 from radixkv.sampling_params import BeamSearchParams, SamplingParams

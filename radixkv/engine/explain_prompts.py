@@ -17,7 +17,7 @@ from radixkv.cache import Explanation
 from radixkv.cache.tokens import encode
 from radixkv.engine.engine import Engine
 from radixkv.engine.kv_tiers import KVTiers
-from radixkv.observe.explain import PromptExplanation, decode_explanation
+from radixkv.observe.prompt_explanation import PromptExplanation, decode_explanation
 from radixkv.prompts import Prompt
 from radixkv.sampling.detokenizer import decode_token, decode_tokens
 from radixkv.scheduling.request_validation import validate_token_ids
