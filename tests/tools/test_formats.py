@@ -163,6 +163,16 @@ def test_other_spellings_of_a_family_are_read(name: str, text: str) -> None:
     assert answer.text == ""
 
 
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [("1e999", "1e999"), ("[1,\n2.50]", "[1,\n2.50]"), ('["\\ud800"]', '["\\ud800"]'), ("NaN", '"NaN"')],
+)
+def test_json_between_tags_stays_as_it_is(text: str, value: str) -> None:
+    """What is beyond doubles became Infinity, which clients cannot read, and half a character, which a server cannot send."""
+    call = f"<tool_call><function=get_weather><parameter=days>{text}</parameter></function></tool_call>"
+    assert [each.arguments for each in read(form_of("qwen3_coder"), call).tool_calls] == [f'{{"days": {value}}}']
+
+
 def test_harmony_s_channels() -> None:
     text = (
         "<|channel|>analysis<|message|>Think.<|end|><|start|>assistant<|channel|>commentary<|message|>I look.<|end|>"

@@ -129,7 +129,8 @@ def _as_json(text: str, schema: Any) -> str:
     """A value as JSON text: valid JSON stays as it is, unless the schema asks for a string or says nothing; else a string."""
     if schema is not None and not _is_string(schema):
         try:
-            return json_text(json.loads(text))
+            json.loads(text, parse_constant=int)  # which refuses NaN and Infinity: no JSON
+            return text
         except (ValueError, RecursionError):
             pass
     return json_text(text)
