@@ -11,7 +11,7 @@
       replica_set.py        which of them are up, and what they hold: member.py, connection.py, silence.py, generations.py
         membership.py       which are wanted
       streams.py            answers that go on when their replica is lost
-        attempt.py, losses.py                                             one try, and how often it is made
+        sent_request.py, attempt.py, losses.py                            what is sent, one try, and how often it is made
         answer_lines.py, answer_checks.py, received.py                    what comes back
       replica_pins.py, replica_insight.py, tenant_shares.py, answers.py   what is asked of all
     in both:

@@ -20,7 +20,7 @@ import random
 import time
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import ExitStack, aclosing, suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from types import MappingProxyType
 from typing import Any, TypeVar
@@ -36,11 +36,11 @@ from radixkv.cluster.connection import check_secret
 from radixkv.cluster.losses import Losses, LostError, RefusedError
 from radixkv.cluster.prefix_reuse import reuses_prefixes
 from radixkv.cluster.received import Received
+from radixkv.cluster.sent_request import SentRequest
 from radixkv.cluster.wire import (
     ACCEPTED_HEADER,
     decode_beams,
     decode_delta,
-    encode_request,
     is_scheduled,
     private_headers,
 )
@@ -74,21 +74,6 @@ def _piece(read: Callable[[Mapping[str, Any]], _Piece], line: Mapping[str, Any],
 def _has_tokens(piece: RequestOutput | BeamSearchOutput) -> bool:
     """Whether it brings tokens with which another replica can go on; a search starts over."""
     return isinstance(piece, RequestOutput) and any(output.token_ids for output in piece.outputs)
-
-
-@dataclass(eq=False)
-class _Request:
-    """A request as the next attempt sends it."""
-
-    request_id: str
-    prompt: Prompt
-    params: SamplingParams | BeamSearchParams
-    priority: int
-    tenant: str
-
-    def body(self) -> bytes:
-        """See `encode_request`."""
-        return encode_request(self.prompt, self.params, self.priority, self.tenant)
 
 
 class ReplicaStreams:
@@ -136,7 +121,7 @@ class ReplicaStreams:
         self._tickets: dict[httpx.AsyncClient, set[Ticket]] = {}
         self._trials: dict[httpx.AsyncClient, asyncio.Lock] = {}
         self._arrival = asyncio.Event()
-        self._sent: WeakSet[_Request] = WeakSet()  # their streams own them
+        self._sent: WeakSet[SentRequest] = WeakSet()  # their streams own them
 
     async def generate(
         self,
@@ -180,7 +165,7 @@ class ReplicaStreams:
         known = RequestOutput(request_id, prompt.text, list(prompt.token_ids), None, [], False, 0, times)
         received = Received(params.n, prompt.resume, params.max_tokens, times)
         checks = AnswerChecks(known.prompt_token_ids, params, self._vocab_size)
-        request = _Request(request_id, prompt, params, priority, tenant)
+        request = SentRequest(request_id, prompt, params, priority, tenant, times, on_accepted)
 
         def resume() -> Sequence[CompletionOutput]:
             received.begin_attempt()
@@ -189,7 +174,7 @@ class ReplicaStreams:
         def read(line: Mapping[str, Any]) -> RequestOutput:
             return received.add(checks.checked(decode_delta(line, known)))
 
-        async with aclosing(self._pieces(request, resume, read, times, on_accepted)) as deltas:
+        async with aclosing(self._pieces(request, resume, read)) as deltas:
             async for delta in deltas:
                 if delta.finished:
                     times.finished_time = time.monotonic()
@@ -226,14 +211,14 @@ class ReplicaStreams:
         prompt, params = self._validated(prompt, params)
         times = times or RequestMetrics(time.monotonic())
         checks = AnswerChecks(prompt.token_ids, params, self._vocab_size)
-        request = _Request(request_id, prompt, params, priority, tenant)
+        request = SentRequest(request_id, prompt, params, priority, tenant, times, on_accepted)
 
         def read(line: Mapping[str, Any]) -> BeamSearchOutput:
             if not line["finished"]:
                 return BeamSearchOutput([], len(prompt.token_ids), 0, times)  # see `encode_begun`
             return checks.checked_beams(decode_beams(line, times))
 
-        async with aclosing(self._pieces(request, lambda: prompt.resume, read, times, on_accepted)) as results:
+        async with aclosing(self._pieces(request, lambda: prompt.resume, read)) as results:
             async for result in results:
                 if result.sequences:
                     result.metrics.scheduled_time = times.scheduled_time
@@ -287,18 +272,15 @@ class ReplicaStreams:
 
     async def _pieces(
         self,
-        request: _Request,
+        request: SentRequest,
         resume: Callable[[], Sequence[CompletionOutput]],
         read: Callable[[Mapping[str, Any]], _Piece],
-        times: RequestMetrics,
-        on_accepted: Callable[[], object] | None,
     ) -> AsyncGenerator[_Piece, None]:
         """Pieces from one replica after another. The generator does not end by itself: its reader closes it after the last.
 
         Args:
             resume: what was received until now.
             read: makes a piece of a line.
-            times: gets the time at which the request was scheduled, and that of its first token.
         """
         self._sent.add(request)
         prompt, params = request.prompt, request.params
@@ -324,21 +306,17 @@ class ReplicaStreams:
                     async for line in lines:
                         if line is None:
                             losses.note_acceptance()
-                            if on_accepted is not None:
-                                on_accepted()
-                                on_accepted = None
+                            request.note_acceptance()
                             continue
                         if is_scheduled(line):
-                            times.scheduled_time = times.scheduled_time or time.monotonic()
+                            request.note_scheduling()
                             continue
                         piece = _piece(read, line, placement.replica)
                         has_tokens = _has_tokens(piece)
                         if has_tokens or isinstance(piece, BeamSearchOutput):  # whose first line says that it has begun
                             self.router.prefilled(placement)
                             trial.close()
-                            if times.first_token_time is None:
-                                times.first_token_time = time.monotonic()
-                                times.scheduled_time = times.scheduled_time or times.first_token_time
+                            request.note_token()
                         if has_tokens:
                             ticket.begin()
                             losses.progress(generation)
