@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator
-from contextlib import suppress
+from contextlib import aclosing, suppress
 from functools import partial
 
 import numpy as np
@@ -56,8 +56,8 @@ class Announcements:
         Args:
             reader: the number by which it sends requests, of which it is told nothing.
         """
-        llm, loop, awake = self._llm, asyncio.get_running_loop(), asyncio.Event()
-        wake = partial(call_in_loop, loop, awake.set)
+        llm, awake = self._llm, asyncio.Event()
+        wake = partial(call_in_loop, asyncio.get_running_loop(), awake.set)
         begun: list[BlockFeed] = []
 
         def begin(engine: Engine) -> NDArray[np.uint64]:
@@ -83,25 +83,9 @@ class Announcements:
             for record in taken:
                 yield record
                 await asyncio.sleep(0)  # hashing a long prompt takes milliseconds
-            sent: ReplicaLoad | None = None
-            silent, next_look = 0, loop.time()
-            while llm.death is None and not feed.overflowed:
-                is_last = llm.draining and not llm.num_unfinished  # before the load, whose sending may take long
-                if llm.draining or loop.time() >= next_look:  # its last counts must not be missed
-                    next_look = loop.time() + _SECONDS_BETWEEN_LOADS
-                    load = _load(llm)
-                    silent += 1
-                    if load != sent or silent >= _LOADS_PER_HEARTBEAT:
-                        sent, silent = load, 0
-                        yield encode_load(load)
-                if is_last:
-                    return  # there will be nothing more to tell
-                with suppress(TimeoutError):
-                    await asyncio.wait_for(awake.wait(), next_look - loop.time())
-                awake.clear()
-                records = feed.take()
-                if records:
-                    yield records
+            async with aclosing(self._changes(feed, awake)) as changes:
+                async for record in changes:
+                    yield record
         finally:
             beginning.cancel()
             self._wakers.discard(awake)
@@ -111,6 +95,34 @@ class Announcements:
             farewell = asyncio.ensure_future(self._forget(begun))
             self._farewells.add(farewell)
             farewell.add_done_callback(self._farewells.discard)
+
+    async def _changes(self, feed: BlockFeed, awake: asyncio.Event) -> AsyncGenerator[bytes, None]:
+        """The loads, and what has come and gone, until there is nothing more to tell.
+
+        Args:
+            feed: of the blocks and requests.
+            awake: set whenever the feed has something.
+        """
+        llm, loop = self._llm, asyncio.get_running_loop()
+        sent: ReplicaLoad | None = None
+        silent, next_look = 0, loop.time()
+        while llm.death is None and not feed.overflowed:
+            is_last = llm.draining and not llm.num_unfinished  # before the load, whose sending may take long
+            if llm.draining or loop.time() >= next_look:  # its last counts must not be missed
+                next_look = loop.time() + _SECONDS_BETWEEN_LOADS
+                load = _load(llm)
+                silent += 1
+                if load != sent or silent >= _LOADS_PER_HEARTBEAT:
+                    sent, silent = load, 0
+                    yield encode_load(load)
+            if is_last:
+                return
+            with suppress(TimeoutError):
+                await asyncio.wait_for(awake.wait(), next_look - loop.time())
+            awake.clear()
+            records = feed.take()
+            if records:
+                yield records
 
     async def _forget(self, begun: list[BlockFeed]) -> None:
         """Remove feeds. Calls run in order: even if the reader left before its feed began, it has begun when this runs."""

@@ -229,9 +229,7 @@ class ReplicaSet:
         """Send the same request to all replicas.
 
         Args:
-            method: of HTTP.
-            path: of `replica_app`.
-            content: the body.
+            method, path, content: as for `ask`.
             leaving: whether replicas that were removed are asked, too, while they finish streams. They are called by name
                 and url, since another replica may have the name by now.
 
