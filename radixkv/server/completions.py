@@ -50,7 +50,7 @@ _MAX_PROMPT_TOKENS = 1 << 20
 # Characters, or token ids. A dozen texts of 600,000 kept the tokenizer's thread for 12 s of processor time.
 _TURN_LENGTH = 1 << 16
 
-TokenIds = Annotated[list[int], Field(max_length=_MAX_PROMPT_TOKENS)]
+PromptIds = Annotated[list[int], Field(max_length=_MAX_PROMPT_TOKENS)]
 
 
 class CompletionRequest(GenerationRequest, NotSupportedInCompletions):
@@ -58,9 +58,9 @@ class CompletionRequest(GenerationRequest, NotSupportedInCompletions):
 
     prompt: (
         str
-        | TokenIds
+        | PromptIds
         | Annotated[list[str], Field(max_length=_MAX_PROMPTS)]
-        | Annotated[list[TokenIds], Field(max_length=_MAX_PROMPTS)]
+        | Annotated[list[PromptIds], Field(max_length=_MAX_PROMPTS)]
     )
     echo: bool | None = None
     logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None

@@ -17,13 +17,13 @@ from radixkv.server.config import ServerConfig
 from radixkv.server.middleware.cors import Cors
 from radixkv.server.run import run_server, serve
 from radixkv.server.transport.listener import address_of, listener_for, metrics_listener_for, tcp_listener
-from radixkv.server.transport.ports import OnPort, Port, is_private, port_of
+from radixkv.server.transport.ports import OnPort, Port, port_is_private, port_of
 
 
 async def tell_port(scope: Any, receive: Any, send: Any) -> None:
     """An application that answers with the port on which it was asked."""
     await send({"type": "http.response.start", "status": 200, "headers": []})
-    await send({"type": "http.response.body", "body": f"{port_of(scope).name} {is_private(scope)}".encode()})
+    await send({"type": "http.response.body", "body": f"{port_of(scope).name} {port_is_private(scope)}".encode()})
 
 
 @pytest.mark.parametrize("metrics_port", [None, 0])

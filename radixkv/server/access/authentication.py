@@ -28,7 +28,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from radixkv.server.access.tenants import Tenant, Tenants, unauthorized
 from radixkv.server.errors import ApiError
-from radixkv.server.transport.ports import PAGE_PATHS, Port, is_private, port_of, serves
+from radixkv.server.transport.ports import PAGE_PATHS, Port, port_is_private, port_of, serves
 
 _OPEN_PATHS = PAGE_PATHS | {"/health", "/ping", "/ready", "/version", "/openapi.json"}
 
@@ -86,7 +86,7 @@ class Authentication:
     def _refuse_web_sites(self, scope: Scope) -> None:
         """Where no key keeps web sites out, refuse requests that do not name this machine."""
         if port_of(scope) is Port.METRICS:
-            if self._metrics_key is None and is_private(scope):
+            if self._metrics_key is None and port_is_private(scope):
                 message = "without a metrics key, this port answers to localhost only (metrics_key)"
                 raise ApiError(HTTPStatus.MISDIRECTED_REQUEST, message)
         elif self._local_only and self._tenants.open_to_all:

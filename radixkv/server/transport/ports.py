@@ -42,7 +42,7 @@ def port_of(scope: Scope) -> Port:
     return port
 
 
-def is_private(scope: Scope) -> bool:
+def port_is_private(scope: Scope) -> bool:
     """Whether the port where a request came in is one of two, and only processes of this machine can connect to it."""
     private: bool = scope.get("state", {}).get("port_is_private", False)
     return private
