@@ -146,18 +146,21 @@ class MediumQueue:
         self._num_rows_used += 1
         return row
 
-    def _run(self) -> None:
-        while True:
-            with self._changed:
-                self._changed.wait_for(lambda: self._queue or self._closing)
-                if not self._queue:
-                    self._ended = True
-                    return
-                work = [self._queue.popleft()]
-                while isinstance(work[0], PendingBlock) and self._queue and len(work) < BATCH_BLOCKS:
-                    if not isinstance(self._queue[0], PendingBlock):
-                        break
+    def _next_work(self) -> list[PendingBlock | Callable[[], None]]:
+        """One job, or the blocks before the next job, as many as are written together; nothing: it was closed."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._queue or self._closing)
+            if not self._queue:
+                self._ended = True
+                return []
+            work = [self._queue.popleft()]
+            if isinstance(work[0], PendingBlock):
+                while self._queue and isinstance(self._queue[0], PendingBlock) and len(work) < BATCH_BLOCKS:
                     work.append(self._queue.popleft())
+            return work
+
+    def _run(self) -> None:
+        while work := self._next_work():
             blocks = [item for item in work if isinstance(item, PendingBlock)]
             try:
                 if blocks and not self._broken:
