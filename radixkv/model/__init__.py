@@ -15,6 +15,7 @@
       structure.py          the layers, and whether they can run over blocks, found out by a run
                             (layer_probe.py, batch_checks.py, own_errors.py)
       forward_pass.py       what the layers call while the model runs
+      logit_rows.py         logits of some rows, of models that compute all
       attention_function.py what transformers' layers call, and what leads to `radixkv.attention`
       positions/            what depends on positions: rotation, windows
     replacement/            modules replaced by faster ones, and how it is found out that these do the same

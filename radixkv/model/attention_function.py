@@ -66,7 +66,7 @@ def obstacle(
 @contextmanager
 def attention_by(model: transformers.PreTrainedModel, attend: Callable[..., torch.Tensor]) -> Iterator[None]:
     """Within, the model attends by this function, in this thread; then again by the one that it had."""
-    implementation = model.config._attn_implementation
+    implementation = model.config.get_text_config()._attn_implementation
     model.set_attn_implementation(PROBE_NAME)
     token = _attend.set(attend)
     try:

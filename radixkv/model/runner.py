@@ -30,6 +30,7 @@ from radixkv.model.forward_pass import Attend, ForwardPass, RunChain, running
 from radixkv.model.graphs.compiled_layers import compile_layers, uncompile_layers
 from radixkv.model.layer_probe import attend_nothing
 from radixkv.model.loader import LoadedModel
+from radixkv.model.logit_rows import ARGUMENT, given_rows, head_of_all_rows
 from radixkv.model.model_input import ModelInput
 from radixkv.model.native import Chain, layers_over
 from radixkv.model.replacement.deferred_rotation import DeferredRotation, set_rotate_first
@@ -69,11 +70,12 @@ class ModelRunner:
         self._can_capture = True
         # The calls that compute chains of layers over the pool, by the first layer's index.
         self._chain_calls: dict[int, DecoderLayers] = {}
+        self._head = head_of_all_rows(self._model)
         self._checked: set[tuple[int, torch.dtype]] = set()
 
         self._model.eval()
         self._model.set_attn_implementation(ATTENTION_NAME)
-        used = self._model.config._attn_implementation
+        used = self._model.config.get_text_config()._attn_implementation
         if used != ATTENTION_NAME:
             raise UnsupportedModelError(f"{loaded.name}: the model keeps its own attention ({used!r})")
         vars(self._model).update(radixkv_runner=self, __reduce_ex__=partial(refuse_copies, f"{loaded.name} in an LLM"))
@@ -287,12 +289,13 @@ class ModelRunner:
         """
         token = running.set(ForwardPass(attend, run_chain))
         try:
-            output = self._model(
-                input_ids=token_ids.unsqueeze(0),
-                position_ids=None if positions is None else positions.unsqueeze(0),
-                use_cache=False,
-                logits_to_keep=rows,
-            )
+            with given_rows(self._head, rows):
+                output = self._model(
+                    input_ids=token_ids.unsqueeze(0),
+                    position_ids=None if positions is None else positions.unsqueeze(0),
+                    use_cache=False,
+                    **({ARGUMENT: rows} if self._head is None else {}),
+                )
         finally:
             running.reset(token)
         logits: torch.Tensor = output.logits[0]

@@ -57,6 +57,8 @@ def find_structure(loaded: LoadedModel, forward: Forward) -> ModelStructure:
         errors_of_model(model),
     ):
         logits = forward(tokens, positions, positions[1:2], attend_nothing)
+    if len(logits) != 1:
+        raise UnsupportedModelError(f"{name}: it computes logits of other tokens than those that are wanted")
     if not called:
         raise UnsupportedModelError(f"{name}: no layer of the model calls the attention interface")
     loses_nothing = last == [*called][-1] and bool(logits.isfinite().all())

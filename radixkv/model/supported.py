@@ -9,6 +9,7 @@ from typing import Any
 import transformers
 
 from radixkv.errors import UnsupportedModelError
+from radixkv.model.logit_rows import ARGUMENT, head_of_all_rows
 from radixkv.model.positions.longrope import LONGROPE, has_fixable_rotation
 from radixkv.model.positions.rotary_types import DYNAMIC
 
@@ -45,17 +46,26 @@ def check_supported(model: transformers.PreTrainedModel, name: str) -> None:
             f"{name}: expected no sliding_window, got {config.sliding_window}: its attention is given the window, its masks "
             "are not, and which of them counts depends on the attention function that transformers runs it with"
         )
-    if not model._can_set_attn_implementation():
-        raise UnsupportedModelError(f"{name}: {type(model).__name__} does not let its attention be replaced")
+    part = _part_that_reads_text(model)
+    if not part._can_set_attn_implementation():
+        raise UnsupportedModelError(f"{name}: {type(part).__name__} does not let its attention be replaced")
     if "position_ids" not in inspect.signature(model.forward).parameters:
         raise UnsupportedModelError(
             f"{name}: {type(model).__name__} counts positions itself (no argument position_ids), which a batch of several "
             "sequences does not allow"
         )
-    if "logits_to_keep" not in inspect.signature(model.forward).parameters:
+    if ARGUMENT not in inspect.signature(model.forward).parameters and head_of_all_rows(model) is None:
         raise UnsupportedModelError(
-            f"{name}: {type(model).__name__} cannot compute the logits of selected tokens only (no argument logits_to_keep)"
+            f"{name}: {type(model).__name__} cannot compute the logits of selected tokens only (no argument {ARGUMENT}, "
+            "and no output head)"
         )
+
+
+def _part_that_reads_text(model: transformers.PreTrainedModel) -> transformers.PreTrainedModel:
+    """The outermost part that has the configuration of texts: others, such as those that see, may attend as they like."""
+    text = model.config.get_text_config()
+    parts = (each for each in model.modules() if isinstance(each, transformers.PreTrainedModel))
+    return next((part for part in parts if part.config is text), model)
 
 
 def _layer_types(config: Any) -> list[str]:

@@ -178,12 +178,16 @@ IN_SPACE = {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "
 MULTIMODAL: dict[str, dict[str, Any]] = {
     "gemma3": SUPPORTED["gemma3_text"],
     "glm4v": IN_SPACE,
+    # What sees has an attention that cannot be replaced.
+    "got_ocr2": {},
     "internvl": {},
     "llava": {},
     "mistral3": _WINDOW,
     "qwen2_5_vl": IN_SPACE,
     "qwen3_vl": IN_SPACE,
     "smolvlm": {},
+    # It computes the logits of all tokens.
+    "video_llama_3": {},
     "voxtral": {},
 }
 # What sees or hears is never called; these are all the names that its sizes have.
