@@ -81,7 +81,7 @@ class AskedAgain:
         )
 
 
-def run_demo(console: Console, json_path: Path | None = None) -> bool:
+def run_demo(console: Console, json_path: Path | None) -> bool:
     """Run the tour; returns whether all greedy answers were equal with and without the cache."""
     console.rule("RadixKV")
     start = time.perf_counter()

@@ -31,7 +31,7 @@ class HostileClient:
         patience: for how many seconds a connection is held at most.
     """
 
-    def __init__(self, client: httpx.AsyncClient, rng: random.Random, patience: float = 30.0) -> None:
+    def __init__(self, client: httpx.AsyncClient, rng: random.Random, patience: float) -> None:
         self._client = client
         self._rng = rng
         self._patience = patience

@@ -33,15 +33,11 @@ class RequestLog:
 
     Args:
         write: called with each line; None: nothing is logged.
-        clock: seconds, monotonic.
     """
 
-    def __init__(
-        self, app: ASGIApp, write: Callable[[str], object] | None, clock: Callable[[], float] = time.monotonic
-    ) -> None:
+    def __init__(self, app: ASGIApp, write: Callable[[str], object] | None) -> None:
         self._app = app
         self._write = write
-        self._clock = clock
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -52,7 +48,7 @@ class RequestLog:
         request_id = sent if _VALID_ID.fullmatch(sent) else uuid.uuid4().hex
         state = scope.setdefault("state", {})
         state["request_id"] = request_id
-        began, status, is_gone = self._clock(), None, False
+        began, status, is_gone = time.monotonic(), None, False
 
         async def receive_noting() -> Message:
             nonlocal is_gone
@@ -78,7 +74,7 @@ class RequestLog:
                     "method": scope["method"],
                     "path": logged_path(scope),
                     "status": status,
-                    "seconds": round(self._clock() - began, 6),
+                    "seconds": round(time.monotonic() - began, 6),
                 }
                 self._write(json.dumps(fields | _generated(state)))
 

@@ -36,8 +36,8 @@ class TokenTexts:
         token_id: int,
         prompt_token_ids: Sequence[int],
         *,
-        skip_special_tokens: bool = True,
-        shown_special_tokens: Sequence[int] = (),
+        skip_special_tokens: bool,
+        shown_special_tokens: Sequence[int],
     ) -> bool:
         """Whether the text of an answer that begins with this token begins with a space.
 

@@ -59,7 +59,7 @@ class SlotReader:
         read_records: reads records that are not encrypted; None: Python does.
     """
 
-    def __init__(self, codec: RecordCodec, read_records: RecordsReader | None = None) -> None:
+    def __init__(self, codec: RecordCodec, read_records: RecordsReader | None) -> None:
         self._codec = codec
         self._read_records = None if codec.sealed else read_records
         self._local = threading.local()
