@@ -3,14 +3,14 @@
 ::
 
     router.py               the choice, and what the router is told
-      replica_state.py      what it knows of one replica: the requests that it has to compute
+      routed_replica.py     what it knows of one replica: the requests that it has to compute
       block_index.py        which replicas hold which blocks
     prefill_rate.py         how fast an engine computes prompts, as it measures itself; decayed_rate.py: a recent average
 """
 
 from radixkv.routing.block_index import BlockIndex
 from radixkv.routing.prefill_rate import PrefillRate
-from radixkv.routing.replica_state import Placement
+from radixkv.routing.routed_replica import Placement
 from radixkv.routing.router import Router, prompt_hashes
 
 __all__ = ["BlockIndex", "Placement", "PrefillRate", "Router", "prompt_hashes"]

@@ -26,7 +26,7 @@ class Placement:
     """
 
     replica: str
-    state: ReplicaState
+    state: RoutedReplica
     block_hashes: Sequence[int]
     num_tokens: int
     first_expected: int
@@ -34,7 +34,7 @@ class Placement:
 
 
 @dataclass(eq=False, slots=True)
-class ReplicaState:
+class RoutedReplica:
     """What is known of one replica.
 
     Attributes:

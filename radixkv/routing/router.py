@@ -38,7 +38,7 @@ from radixkv.cache.arguments import check_count, check_namespace, is_number
 from radixkv.cache.block_hash import namespace_hash, next_hash, next_hashes
 from radixkv.cache.tokens import TOKEN_BYTES, TokenIds, encode_prompt
 from radixkv.routing.block_index import BlockIndex
-from radixkv.routing.replica_state import Placement, ReplicaState
+from radixkv.routing.routed_replica import Placement, RoutedReplica
 
 # The weight of a computed token where nothing waits, for its time and its room: the first number, plus the second for each
 # doubling of the replicas, since among many one is more often idle, and prompts would move to it. With weights from
@@ -93,7 +93,7 @@ class Router:
         self._decode_weight = decode_weight
         self._seconds_per_token = seconds_per_token
         self._clock = clock
-        self._replicas: dict[str, ReplicaState] = {}
+        self._replicas: dict[str, RoutedReplica] = {}
         # When a request's blocks cease to be expected, the request, and how many of its leading blocks that concerns.
         self._expiring: deque[tuple[float, Placement, int]] = deque()
 
@@ -116,7 +116,7 @@ class Router:
             raise ValueError(f"name: a replica {name!r} is there already")
         used = {replica.number for replica in self._replicas.values()}
         number = next(number for number in range(len(used) + 1) if number not in used)
-        self._replicas[name] = ReplicaState(number, caches)
+        self._replicas[name] = RoutedReplica(number, caches)
 
     def remove(self, name: str) -> None:
         """Stop choosing a replica, and forget what it holds; an unknown name is ignored."""
@@ -326,7 +326,7 @@ class Router:
     def _place(
         self,
         name: str,
-        replica: ReplicaState,
+        replica: RoutedReplica,
         block_hashes: Sequence[int],
         num_prompt_tokens: int,
         num_hit_tokens: int,
