@@ -202,7 +202,10 @@ class Admission:
     def _admit_first_of(
         self, tenant: str, max_tokens: int | None, before: Request | None, usage: TenantUsage
     ) -> tuple[SequenceGroup | None, list[SequenceGroup]]:
-        """Admit a tenant's first candidate that fits; returns it, if there is one, and those before it that did not fit."""
+        """Admit a tenant's first candidate that fits; returns it, if there is one, and those before it that did not fit.
+
+        One that leaves blocks to others' loads does not fit, either: as long as others' loads begin, it could wait for ever.
+        """
         did_not_fit: list[SequenceGroup] = []
         candidates = self._waiting.candidates(tenant, look_up=tenant not in self._looked_up)
         self._looked_up.add(tenant)
@@ -211,7 +214,11 @@ class Admission:
                 break
             if usage.exceeds_limit(group):
                 break
-            if self._waits_for_prefix(group):
+            if self._in_flight_prefixes.should_wait(group):
+                continue
+            if self._waits_for_load(group):
+                if self._loads is not None and self._loads.yields(group):
+                    did_not_fit.append(group)
                 continue
             if self._fits_into(max_tokens, group):
                 if self._admit(group):

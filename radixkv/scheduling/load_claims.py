@@ -2,7 +2,8 @@
 
 A group whose load is running always claims blocks. Once its prefix is loaded, it claims them only if it could have been
 admitted in this step or the one before, that is, if it waits for nothing but blocks: otherwise others would leave blocks to
-a tenant that has reached its limit. A group that yields claims nothing, so that no two yield to each other.
+a tenant that has reached its limit. A group that yields claims nothing, so that no two yield to each other; it is overtaken
+by others up to a limit, like one that does not fit.
 """
 
 from __future__ import annotations

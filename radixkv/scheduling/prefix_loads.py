@@ -123,6 +123,11 @@ class PrefixLoads:
             return self._wait_on(prefix)
         return self._load_found(prefix, look_up, spans, num_spare_blocks, others_give_way)
 
+    def yields(self, group: SequenceGroup) -> bool:
+        """Whether the group, when it was looked at last, left blocks to others that wait for loads."""
+        prefix = self._prefixes.get(group)
+        return prefix is not None and prefix.claim.yields
+
     def forget(self, group: SequenceGroup) -> None:
         """The group is admitted, or gone. A load that no group waits for any more ends as soon as it can."""
         prefix = self._prefixes.pop(group, None)

@@ -245,6 +245,36 @@ def test_of_many_tenants_that_wait_for_loads_few_are_looked_at_to_give_them_room
     assert all(group.request.num_cached_tokens for group in waiting)
 
 
+def test_of_many_tenants_that_leave_blocks_to_a_load_few_are_looked_at() -> None:
+    """With a slot free, all were, in each step: 500 took 37 ms."""
+    driver = Driver()
+    driver.add([*STEM[: 30 * SIZE], *unlike(1000, 25)], tenant="a")
+    driver.step()
+    waiting = [
+        driver.add([*SHORT_STEM, *unlike(6000 + 400 * number, 10)], tenant=f"b{number}", namespace=f"{number}")
+        for number in range(40)
+    ]
+    driver.steps(2)
+    assert sum(driver.claim_of(group).yields for group in waiting) == driver.scheduler.waiting.window
+
+
+def test_one_that_leaves_blocks_to_others_does_not_wait_for_all_that_arrive() -> None:
+    """As long as loads of others began, it left its blocks to each of them, however often they had overtaken it."""
+    driver = Driver(max_overtaken=5)
+    others = [driver.add([*STEM[: 30 * SIZE], *unlike(1000, 14)], max_new=1, tenant="a")]
+    driver.step()
+    large = driver.add([*SHORT_STEM, *unlike(3000, 50)], tenant="b")
+    while not large.started:
+        number = len(others)
+        prompt = [*STEM[: 30 * SIZE], *unlike(10_000 + 400 * number, 14)]
+        others.append(driver.add(prompt, max_new=1, tenant=f"c{number}", namespace=f"{number}"))
+        driver.step()
+        if number % 2:
+            driver.loader.finish_first()
+        assert sum(group.started for group in others) < 10
+    assert large.request.num_cached_tokens == 20 * SIZE
+
+
 def test_what_is_in_the_pool_for_others_anyway_is_not_claimed() -> None:
     """After a load, a claim used to count the whole prompt, so others left it blocks that it did not need."""
     driver = Driver()

@@ -18,6 +18,7 @@ from radixkv.scheduling.prefix_loads import PrefixLoads
 from radixkv.scheduling.request import Request, SequenceGroup, TokenSequence
 from radixkv.scheduling.scheduler import Scheduler
 from radixkv.scheduling.tenant_share import TenantShare
+from radixkv.scheduling.waiting_queue import WaitingQueue
 from radixkv.tiers.block_key import block_keys
 from radixkv.tiers.moves.load import Load, LookUp
 from radixkv.tiers.moves.rates import Rates
@@ -83,14 +84,16 @@ class Loader:
         return partial(load.write, rows, first, np.zeros((num_blocks, 1), np.uint8), lambda: 0.001)
 
     def finish(self) -> None:
-        for load in self._begun:
-            if load.cancelled:
-                load.done.set()
-                continue
-            load.num_loaded = len(load.block_ids)
-            load.read.append((0, load.num_loaded, 0.001))
+        while self._begun:
+            self.finish_first()
+
+    def finish_first(self) -> None:
+        if self._begun:
+            load = self._begun.pop(0)
+            if not load.cancelled:
+                load.num_loaded = len(load.block_ids)
+                load.read.append((0, load.num_loaded, 0.001))
             load.done.set()
-        self._begun.clear()
 
 
 class Driver:
@@ -101,6 +104,7 @@ class Driver:
         max_num_seqs: int = 16,
         shares: dict[str, TenantShare] | None = None,
         seconds_per_token: float | None = None,
+        max_overtaken: int = 32,
     ) -> None:
         self.now = 0.0
         self.cache = PrefixCache(100, SIZE)
@@ -116,7 +120,8 @@ class Driver:
             lambda: self.now,
             NothingMoves(),  # type: ignore[arg-type]
         )
-        self.scheduler = Scheduler(self.cache, 512, max_num_seqs, loads=self.loads)
+        queue = WaitingQueue(self.cache, max_overtaken=max_overtaken)
+        self.scheduler = Scheduler(self.cache, 512, max_num_seqs, queue, self.loads)
         self.scheduler.set_tenants(shares or {})
 
     def add(self, prompt: Sequence[int], max_new: int = 4, tenant: str = "", namespace: str = "") -> SequenceGroup:
