@@ -116,7 +116,7 @@ class Admission:
         return victims
 
     def _make_room(self) -> tuple[list[SequenceGroup], list[SequenceGroup]]:
-        """The groups to preempt, and those to start in their place, in this order."""
+        """The groups to preempt, and those to start in their place, in this order; the last one may lack blocks even then."""
         usage = self._current_usage()
         computing = {group.request.tenant for group in self._running if group.num_pending > 1}
         victims: list[SequenceGroup] = []

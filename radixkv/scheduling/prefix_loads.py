@@ -299,7 +299,8 @@ class PrefixLoads:
         nothing_runs = cache.num_available_blocks == cache.num_blocks  # and nothing is loaded
         first, stop, size = spans[0].start, spans[-1].stop, cache.block_size
         # With what is cached, which the table locks, and what the group computes after the load: otherwise running groups
-        # would be preempted for the load, or its blocks evicted before the group fits.
+        # would be preempted for the load, or its blocks evicted before the group fits. Where others give way, they do so once
+        # the load is done; for one that would leave their blocks to other groups, nobody does.
         tokens = group.prefill_token_ids[: stop * size] if others_give_way else group.prefill_token_ids
         missing = cache.demand(tokens, request.namespace).num_blocks - num_spare_blocks()
         num_claimed = 0 if nothing_runs else self._claims.of_others(prefix.claim)
