@@ -17,6 +17,8 @@ from radixkv.tools.chat_format import CALL_FORMATS, ChatFormat
 from radixkv.tools.definitions import ParsedAnswer
 from radixkv.tools.source import AnswerSource
 
+DEEPSEEK = "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>"
+
 
 def without_ids(answer: ParsedAnswer) -> Any:
     return (answer.text, answer.reasoning, [(call.name, call.arguments) for call in answer.tool_calls])
@@ -161,6 +163,29 @@ def test_other_spellings_of_a_family_are_read(name: str, text: str) -> None:
     answer = read(form_of(name), text)
     assert functions(answer) == CALLS[1:]
     assert answer.text == ""
+
+
+@pytest.mark.parametrize(
+    ("name", "written", "arguments", "text"),
+    [
+        ("hermes", '<tool_call>{"name": "now"}</tool_call>', "{}", ""),
+        ("hermes", '<tool_call>{"id": [1, "}"], "name": "now", "type": "a"}</tool_call>', "{}", ""),
+        ("hermes", '<tool_call>{"arguments": {}}</tool_call>', None, '<tool_call>{"arguments": {}}</tool_call>'),
+        # What was read of these as their syntax was lost.
+        ("hermes", '<tool_call>{"name": "now", "arguments": Rome}', "", ', "arguments": Rome}'),
+        ("hermes", '<tool_call>{"name": "now", "arguments": {}, "why": 1}', "{}", ', "why": 1}'),
+        ("mistral", '[TOOL_CALLS][{"name": "now", "name": 1}]', "", ', "name": 1}]'),
+        ("qwen3_coder", "<tool_call><function=now>\n {}", "", "\n {}"),
+        ("deepseek_v31", f"{DEEPSEEK}now<｜tool▁sep｜>{{}}\n```\nor not", "{}", "\n```\nor not"),
+    ],
+)
+def test_where_a_call_is_malformed_its_text_is_not_lost(
+    name: str, written: str, arguments: str | None, text: str
+) -> None:
+    for pieces in ([f"{written} and on"], f"{written} and on"):
+        answer = read(form_of(name), pieces)
+        assert [call.arguments for call in answer.tool_calls] == ([] if arguments is None else [arguments])
+        assert answer.text == (f"{text} and on" if text else "and on")
 
 
 @pytest.mark.parametrize(

@@ -126,19 +126,22 @@ class CallFormat(ABC):
 
 
 def guarded_call(source: AnswerSource, call: Parsing[None]) -> Parsing[bool]:
-    """Read a call. If it is not one after all, what follows the source's mark is text, unless the answer was cut off in it.
+    """Read a call. If it is not one after all, what was taken for its syntax is text, unless the answer was cut off in it.
 
     Returns:
         Whether it was a call, or at least the beginning of one.
     """
     before = source.num_calls
     try:
-        yield from call
+        for piece in call:
+            yield piece
+            if piece is not None:
+                source.mark()
     except MalformedCallError:
-        if source.num_calls == before:
-            if not source.cut_in_calls:
-                yield TextPiece(source.since_mark())
-            return False
+        text = source.since_mark()
+        if text and not source.cut_in_calls:
+            yield TextPiece(text)
+        return source.num_calls > before
     return True
 
 
