@@ -98,12 +98,8 @@ def _loads(text: str) -> Any:
 
 
 def _value(source: AnswerSource) -> Generator[str | None, None, None]:
-    """The text of one JSON value, piece by piece; None where more is needed."""
+    """The text of the JSON value that begins here, piece by piece; None where more is needed."""
     depth, in_string, escaped = 0, False, False
-    while not source:
-        if source.ended:
-            raise MalformedCallError
-        yield None
     is_scalar = source.peek(1) not in '{["'
     while True:
         for position, character in enumerate(source):
