@@ -28,8 +28,8 @@ OPTIONS: dict[str, Any] = {"block_size": 4, "num_blocks": 200, "max_num_batched_
 
 @pytest.fixture
 def traced(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Layers are traced as for any backend, and run by aot_eager, which generates no code."""
-    monkeypatch.setattr(compiled_layers, "_BACKEND", "aot_eager")
+    """Layers are traced as for any backend, and the graphs are run as they are: no code is generated."""
+    monkeypatch.setattr(compiled_layers, "_BACKEND", "eager")
 
 
 def num_graphs() -> int:
@@ -47,9 +47,16 @@ def answers(llm: LLM) -> list[list[int]]:
 
 # Windows and capped scores; sinks; norms of heads, and experts; latent attention; layers that share keys, with more variants
 # than torch keeps; windows by the mask alone.
-@pytest.mark.parametrize("name", ["gemma2", "gpt_oss", "qwen3_moe", "deepseek_v3", "gemma4_text", "qwen2_moe"])
-@pytest.mark.usefixtures("traced")
-def test_compiled_layers_give_the_same_tokens(name: str) -> None:
+# aot_eager also rewrites what is written in place, half of the time, as code generation does first.
+@pytest.mark.parametrize(
+    ("name", "backend"),
+    [
+        ("gpt_oss", "aot_eager"),
+        *((name, "eager") for name in ("gemma2", "qwen3_moe", "deepseek_v3", "gemma4_text", "qwen2_moe")),
+    ],
+)
+def test_compiled_layers_give_the_same_tokens(name: str, backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compiled_layers, "_BACKEND", backend)
     expected = answers(LLM(build_shallow(name), **OPTIONS))
     before = num_graphs()
     llm = LLM(build_shallow(name), enable_torch_compile=True, **OPTIONS)
@@ -65,8 +72,8 @@ def test_generated_code_gives_the_same_tokens(
     # 154 MB for each environment, which stayed in /tmp.
     monkeypatch.setattr("torch._inductor.codecache._HEADER_DIR", str(tmp_path / "headers"))
     monkeypatch.setattr("torch._inductor.codecache._HEADER_LOCK_DIR", str(tmp_path / "headers" / "locks"))
-    expected = answers(LLM(build_supported("llama"), **OPTIONS))
-    assert answers(LLM(build_supported("llama"), enable_torch_compile=True, **OPTIONS)) == expected
+    expected = answers(LLM(build_shallow("llama"), **OPTIONS))
+    assert answers(LLM(build_shallow("llama"), enable_torch_compile=True, **OPTIONS)) == expected
 
 
 @pytest.mark.usefixtures("traced")
