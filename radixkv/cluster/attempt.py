@@ -17,7 +17,7 @@ class MovedError(Exception):
 
 
 @dataclass(eq=False, slots=True)
-class Ticket:
+class Attempt:
     """A request on a replica, from which it can be called away.
 
     Attributes:

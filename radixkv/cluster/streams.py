@@ -31,7 +31,7 @@ import httpx
 from radixkv.cache.tokens import MAX_TOKEN_ID
 from radixkv.cluster.answer_checks import AnswerChecks
 from radixkv.cluster.answer_lines import answer_lines, has_died
-from radixkv.cluster.attempt import MovedError, Ticket
+from radixkv.cluster.attempt import Attempt, MovedError
 from radixkv.cluster.connection import check_secret
 from radixkv.cluster.losses import Losses, LostError, RefusedError
 from radixkv.cluster.prefix_reuse import reuses_prefixes
@@ -118,7 +118,7 @@ class ReplicaStreams:
         self._seeds = random.SystemRandom()
         self._headers = private_headers(secret, sender)
         self._wait_seconds = wait_seconds
-        self._tickets: dict[httpx.AsyncClient, set[Ticket]] = {}
+        self._attempts: dict[httpx.AsyncClient, set[Attempt]] = {}
         self._trials: dict[httpx.AsyncClient, asyncio.Lock] = {}
         self._arrival = asyncio.Event()
         self._sent: WeakSet[SentRequest] = WeakSet()  # their streams own them
@@ -239,13 +239,13 @@ class ReplicaStreams:
             client: of the replica, which the router chooses no more.
         """
         elsewhere = {(self._generations.get(name), self._rooms.get(name, math.inf)) for name in self.router.replicas}
-        for ticket in self._tickets.get(client, ()):
-            ticket.move(elsewhere)
+        for attempt in self._attempts.get(client, ()):
+            attempt.move(elsewhere)
 
     def abandon(self, client: httpx.AsyncClient) -> None:
         """A replica has died: do not wait for it any longer."""
-        for ticket in self._tickets.get(client, ()):
-            ticket.abandon()
+        for attempt in self._attempts.get(client, ()):
+            attempt.abandon()
 
     def stop_caching(self, selection: NamespaceSelection) -> None:
         """Prompts of these namespaces that run now are not cached by the replicas on which they go on."""
@@ -260,7 +260,7 @@ class ReplicaStreams:
 
     def num_on(self, client: httpx.AsyncClient) -> int:
         """How many streams are on a replica, even if it was removed and another one has its name."""
-        return len(self._tickets.get(client, ()))
+        return len(self._attempts.get(client, ()))
 
     def _validated(self, prompt: Prompt, params: _Params) -> tuple[Prompt, _Params]:
         """The prompt with its ids as Python's numbers, and a copy of the parameters for its form of answer.
@@ -292,8 +292,8 @@ class ReplicaStreams:
             known = hashes if reuses_prefixes(request.prompt, params) else []
             placement, client = await self._choose(known, request.prompt, losses)
             generation = self._generations.get(placement.replica)
-            ticket = Ticket(placement.replica, generation, num_tokens, begun=losses.has_tokens)
-            self._tickets.setdefault(client, set()).add(ticket)
+            attempt = Attempt(placement.replica, generation, num_tokens, begun=losses.has_tokens)
+            self._attempts.setdefault(client, set()).add(attempt)
             trial = ExitStack()  # the turn of a suspected request, which ends with its first token here
             try:
                 if losses.suspected:
@@ -301,8 +301,8 @@ class ReplicaStreams:
                     await turn.acquire()
                     trial.callback(turn.release)
                 headers = {**self._headers, ACCEPTED_HEADER: "1"} if losses.accepted else self._headers
-                answer = answer_lines(placement.replica, client, request.body(), headers, ticket.send)
-                async with aclosing(answer), aclosing(ticket.read(answer)) as lines:
+                answer = answer_lines(placement.replica, client, request.body(), headers, attempt.send)
+                async with aclosing(answer), aclosing(attempt.read(answer)) as lines:
                     async for line in lines:
                         if line is None:
                             losses.note_acceptance()
@@ -318,7 +318,7 @@ class ReplicaStreams:
                             trial.close()
                             request.note_token()
                         if has_tokens:
-                            ticket.begin()
+                            attempt.begin()
                             losses.progress(generation)
                         yield piece
                 if placement.replica in self.router.replicas:  # otherwise it is drained
@@ -331,14 +331,14 @@ class ReplicaStreams:
                 pass
             finally:
                 trial.close()
-                self._give_back(client, ticket)
+                self._end_attempt(client, attempt)
                 self.router.finish(placement)
 
-    def _give_back(self, client: httpx.AsyncClient, ticket: Ticket) -> None:
-        tickets = self._tickets[client]
-        tickets.discard(ticket)
-        if not tickets:
-            del self._tickets[client]
+    def _end_attempt(self, client: httpx.AsyncClient, attempt: Attempt) -> None:
+        attempts = self._attempts[client]
+        attempts.discard(attempt)
+        if not attempts:
+            del self._attempts[client]
             self._trials.pop(client, None)
 
     async def _choose(

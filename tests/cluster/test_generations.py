@@ -18,7 +18,7 @@ from support.replica_servers import LocalReplica, drain, ingress_client, local_r
 
 from radixkv import AsyncLLM, __version__
 from radixkv.cluster import MismatchError, ReplicaDescription, replica_set
-from radixkv.cluster.attempt import MovedError, Ticket
+from radixkv.cluster.attempt import Attempt, MovedError
 from radixkv.cluster.generations import Generations
 from radixkv.errors import ReplicasLostError
 
@@ -103,15 +103,15 @@ def test_what_has_begun_must_not_be_called_away_as_if_it_had_not() -> None:
     """If a request is called away for having no token, and gets one just then, it can go on only where it is."""
 
     async def main() -> None:
-        ticket = Ticket("a", "old", 100, begun=False)
-        ticket.move({("new", 100)})
-        ticket.begin()
-        ticket.check()
-        ticket.move({("new", 100)})
-        ticket.check()
-        ticket.move({("old", 100)})
+        attempt = Attempt("a", "old", 100, begun=False)
+        attempt.move({("new", 100)})
+        attempt.begin()
+        attempt.check()
+        attempt.move({("new", 100)})
+        attempt.check()
+        attempt.move({("old", 100)})
         with pytest.raises(MovedError):
-            ticket.check()
+            attempt.check()
 
     asyncio.run(main())
 

@@ -14,7 +14,7 @@ from support.time_limit import HANGING
 
 from radixkv import BeamSearchParams, SamplingParams
 from radixkv.cluster import ReplicaStreams
-from radixkv.cluster.attempt import MovedError, Ticket
+from radixkv.cluster.attempt import Attempt, MovedError
 from radixkv.cluster.losses import Losses, LostError, RefusedError
 from radixkv.cluster.wire import encode_begun, encode_error
 from radixkv.errors import NoBlocksLeftError, QueueFullError, ReplicasLostError, RequestCrashesError
@@ -233,15 +233,15 @@ def test_a_replica_that_refuses_connections_is_not_asked_for_ever() -> None:
 
 
 def test_what_waits_for_its_turn_on_a_replica_that_dies_is_not_lost_there() -> None:
-    ticket = Ticket("a", None, 10, begun=True)
-    ticket.abandon()
+    attempt = Attempt("a", None, 10, begun=True)
+    attempt.abandon()
     with pytest.raises(RefusedError):
-        ticket.check()
-    ticket.sent = True
+        attempt.check()
+    attempt.sent = True
     for accepted in (False, True):
-        ticket.accepted = accepted
+        attempt.accepted = accepted
         with pytest.raises(LostError) as loss:
-            ticket.check()
+            attempt.check()
         assert loss.value.died is accepted
 
 
@@ -320,11 +320,11 @@ def test_a_stream_that_is_called_away_twice_leaves_once() -> None:
         yield b""
 
     async def main() -> None:
-        ticket = Ticket("a", None, 10, begun=False)
-        reading = asyncio.ensure_future(anext(ticket.read(hanging())))
+        attempt = Attempt("a", None, 10, begun=False)
+        reading = asyncio.ensure_future(anext(attempt.read(hanging())))
         for _ in range(3):
             await asyncio.sleep(0)
-            ticket.move([(None, 10)])
+            attempt.move([(None, 10)])
         with pytest.raises(MovedError):
             await reading
 
@@ -337,11 +337,11 @@ def test_a_stream_that_is_called_away_between_two_lines_leaves_before_the_next()
         yield b"two"
 
     async def main() -> None:
-        ticket, read = Ticket("a", None, 10, begun=False), list[bytes]()
+        attempt, read = Attempt("a", None, 10, begun=False), list[bytes]()
         with pytest.raises(MovedError):
-            async for each in ticket.read(lines()):
+            async for each in attempt.read(lines()):
                 read.append(each)
-                ticket.move([(None, 10)])
+                attempt.move([(None, 10)])
         assert read == [b"one"]
 
     asyncio.run(main())

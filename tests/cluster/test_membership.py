@@ -193,8 +193,8 @@ def test_a_removed_replica_s_streams_are_not_those_of_its_successor() -> None:
         await replicas.add("a", "http://other")
         await asyncio.wait_for(removal, HANGING)
         assert replicas.streams.num_streams("a") == 1
-        (ticket,) = replicas.streams._tickets[replicas._clients["a"]]
-        ticket.check()
+        (attempt,) = replicas.streams._attempts[replicas._clients["a"]]
+        attempt.check()
         first.cancel()
         await asyncio.gather(first, return_exceptions=True)
         await replicas.close()

@@ -247,7 +247,7 @@ def test_who_is_cancelled_ends_its_own_trial_and_nobody_else_s() -> None:
         await until(lambda: num_begun == 2)
         gate.set()
         assert await tasks[2] == [1]
-        assert not streams._tickets
+        assert not streams._attempts
         assert not streams._trials
 
     asyncio.run(main())

@@ -25,6 +25,6 @@ async def begun_on(replicas: ReplicaSet, server: LocalReplica, steps: HeldSteps,
     task = asyncio.ensure_future(answer(replicas))
     steps.allow(8)
     await until(lambda: server.llm.stats.num_decoding and replicas.streams.num_streams(name))
-    ticket = next(iter(replicas.streams._tickets[replicas._clients[name]]))
-    await until(lambda: ticket.begun)
+    attempt = next(iter(replicas.streams._attempts[replicas._clients[name]]))
+    await until(lambda: attempt.begun)
     return task
