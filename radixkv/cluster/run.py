@@ -13,8 +13,6 @@ from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 
-import uvloop
-
 from radixkv.cluster.cluster_llm import ClusterLLM
 from radixkv.cluster.connection import check_secret
 from radixkv.cluster.ingress import create_ingress, tenant_names_key
@@ -25,7 +23,7 @@ from radixkv.llm_options import LLMOptions
 from radixkv.model.default_model import DEFAULT_MODEL_NAME
 from radixkv.server.config import ServerConfig
 from radixkv.server.reload import KeysReload, ReloadSignal
-from radixkv.server.run import leave_at_once, make_observers, make_tenants, serve, start_logging
+from radixkv.server.run import leave_at_once, make_observers, make_tenants, run_on_uvloop, serve, start_logging
 from radixkv.server.transport.listener import listener_for, metrics_listener_for, tcp_listener, unix_listener
 
 _log = logging.getLogger(__name__)
@@ -69,8 +67,7 @@ def run_replica(model: str | None, options: LLMOptions, listen: str, secret: str
             return await serve(llm, config, name, app, listener, drain=drain, watch=watch)
 
         avoid_pauses(engine.engine.grammars)
-        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            status = runner.run(main())
+        status = run_on_uvloop(main())
     if llm.abandoned:
         leave_at_once(status)
     return status
@@ -148,9 +145,8 @@ def run_ingress(
         ReloadSignal() as reload_signal,
         listener_for(config, tenants) as listener,
         metrics_listener_for(config, tenants, listener) as metrics_listener,
-        asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
     ):
-        return runner.run(main(listener, metrics_listener))
+        return run_on_uvloop(main(listener, metrics_listener))
 
 
 def bound(listen: str) -> contextlib.AbstractContextManager[socket.socket]:

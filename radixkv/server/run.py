@@ -101,11 +101,16 @@ def run_server(config: ServerConfig, options: LLMOptions) -> int:
             )
 
         avoid_pauses(model.engine.grammars)
-        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            status = runner.run(main())
+        status = run_on_uvloop(main())
     if llm.abandoned:
         leave_at_once(status)
     return status
+
+
+def run_on_uvloop(main: Coroutine[Any, Any, int]) -> int:
+    """Run what serves until it returns an exit status."""
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(main)
 
 
 def leave_at_once(status: int) -> NoReturn:

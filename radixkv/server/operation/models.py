@@ -83,10 +83,10 @@ def model_routes(service: Service) -> APIRouter:
 
     def check_alive() -> None:
         if service.llm.death is not None:
-            raise ApiError(HTTPStatus.SERVICE_UNAVAILABLE, "the engine is dead", code="unavailable")
+            raise _unavailable("the engine is dead")
         if service.llm.seconds_in_step > service.config.step_timeout:
-            stuck = f"the engine is stuck: its step has taken more than {service.config.step_timeout:g} seconds"
-            raise ApiError(HTTPStatus.SERVICE_UNAVAILABLE, stuck, code="unavailable")
+            limit = service.config.step_timeout
+            raise _unavailable(f"the engine is stuck: its step has taken more than {limit:g} seconds")
 
     @router.get("/health", tags=["observation"], response_class=Response)
     async def health() -> Response:
@@ -107,10 +107,14 @@ def model_routes(service: Service) -> APIRouter:
         """Readiness: 200 while new requests are accepted; 503 when draining, too."""
         check_alive()
         if service.llm.draining:
-            raise ApiError(HTTPStatus.SERVICE_UNAVAILABLE, "the server is draining", code="unavailable")
+            raise _unavailable("the server is draining")
         obstacle = service.obstacle()
         if obstacle is not None:
-            raise ApiError(HTTPStatus.SERVICE_UNAVAILABLE, obstacle, code="unavailable")
+            raise _unavailable(obstacle)
         return Response()
 
     return router
+
+
+def _unavailable(why: str) -> ApiError:
+    return ApiError(HTTPStatus.SERVICE_UNAVAILABLE, why, code="unavailable")
