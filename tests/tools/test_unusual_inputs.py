@@ -77,6 +77,19 @@ def test_a_switch_that_is_no_boolean_is_refused(value: Any) -> None:
         as_tool_options([{"type": "function", "function": function}], None, None)
 
 
+@pytest.mark.parametrize(
+    ("function", "message"),
+    [
+        ({}, "expected a function with a name, got {}"),
+        ({"name": ""}, "expected a function with a name, got {'name': ''}"),
+        ({"name": "f", "parameters": "{}"}, "expected the parameters of 'f' to be a JSON schema, got '{}'"),
+    ],
+)
+def test_a_function_without_a_name_or_a_schema_is_refused(function: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(f"tools: {message}")):
+        as_tool_options([{"type": "function", "function": function}], None, None)
+
+
 def test_null_says_nothing_about_a_tool_s_parameters() -> None:
     """Anthropic's client has optional properties, and sends null for them; the request was refused."""
     parameters: dict[str, Any] = {"type": "object", "properties": None, "required": None}
