@@ -1,7 +1,8 @@
 """Features that meet: each answer is what the request gets alone from an engine that has none of the features.
 
 A scenario is drawn from its number: an engine with a small pool, and tiers, drafts, steps launched ahead and whatever else it
-draws; then streams that advance in turns, are cut off and resumed, while beams are searched and the cache is cleared.
+draws; then streams that advance in turns, are cut off and resumed, while beams are searched and the cache is cleared
+or evicted.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from typing import Any
 import pytest
 from support.chat_templates import make_tokenizer
 from support.model_zoo import SUPPORTED, build
+from support.tiered_llm import evict_all
 
 from radixkv import LLM, BeamSearchParams, CompletionOutput, SamplingParams, StructuredOutputsParams
 
@@ -156,6 +158,8 @@ def test_answers_are_those_of_the_request_alone(number: int, tmp_path: Path) -> 
                     llm.reset_prefix_cache()
                 elif chance < 0.08:
                     search_beams(llm, name, answer.prompt["prompt_token_ids"])
+                elif chance < 0.1 and llm.engine.tiers is not None:
+                    evict_all(llm)  # so that others load what tiers have
                 elif not answer.advance():
                     unfinished.remove(answer)
                 llm.engine.cache.check()
