@@ -234,6 +234,25 @@ def test_a_damaged_folder_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    "wrong",
+    [
+        {"hidden_size": None},
+        {"num_attention_heads": 0},
+        {"num_key_value_heads": 0},
+        {"vocab_size": -1},
+        {"rope_parameters": {"rope_type": "default", "rope_theta": None}},
+    ],
+)
+def test_a_configuration_that_makes_no_model_is_refused_by_its_folder(wrong: dict[str, Any], tmp_path: Path) -> None:
+    """What transformers or torch raised for it, of many classes, was not taken for an error of the folder."""
+    build_supported("llama").save_pretrained(tmp_path)
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | wrong))
+    with pytest.raises(ModelLoadError, match=f"^{tmp_path}: transformers makes no model of its configuration: "):
+        load_model(tmp_path)
+
+
+@pytest.mark.parametrize(
     ("variant", "native", "expected"),
     [
         (SimpleNamespace(is_fast_in_bf16=True), True, torch.bfloat16),

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 import transformers
+from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
 from transformers.quantizers import AutoHfQuantizer
 
@@ -23,6 +24,15 @@ from radixkv.model.weights.whole import integers_of_torch, load_whole, refuse_in
 
 # What safetensors and torch raise for a damaged file, besides OSError.
 _OF_DAMAGE = (SafetensorError, UnpicklingError, EOFError, RuntimeError)
+# What a wrong configuration raises, besides what `load_errors` takes.
+_OF_CONFIG: tuple[type[Exception], ...] = (
+    StrictDataclassError,
+    TypeError,
+    AttributeError,
+    IndexError,
+    ArithmeticError,
+    AssertionError,
+)
 _OF_CPU_MEMORY = "DefaultCPUAllocator: can't allocate memory"
 # What torch's messages begin with: "[enforce fail at alloc_cpu.cpp:127] err == 0. ".
 _FAILED_CHECK = re.compile(r"\[enforce fail at [^]]*\] .*?\. ")
@@ -47,18 +57,20 @@ def read_checkpoint(
         The model, and where its weights are; None: they are in memory.
 
     Raises:
-        ModelLoadError: it is quantised, and neither this nor transformers can read how; it lacks weights of the model, or has
-            integers for them; a file is damaged; or there is too little memory.
+        ModelLoadError: transformers makes no model of its configuration; it is quantised, and neither this nor transformers
+            can read how; it lacks weights of the model, or has integers for them; a file is damaged; or there is too little
+            memory.
         UnsupportedModelError: it is of a kind that generates no text.
         OSError, ValueError, KeyError: as transformers raises them.
     """
-    config = transformers.AutoConfig.from_pretrained(folder, trust_remote_code=False)
+    with _config_errors(folder):
+        config = transformers.AutoConfig.from_pretrained(folder, trust_remote_code=False)
     quantisation = quantisation_of(config, folder)
     with _damage_errors(folder):
         paths = safetensors_of(folder)  # first: transformers' error for a damaged index names no file
         deferred: DeferredWeights | None
         if (folder / BLOCKS_FILE).exists():
-            model = build_without_weights(config, dtype)
+            model = _build(folder, config, dtype)
             deferred = DeferredWeights(model, BlockFile(folder))
         elif quantisation is not None:
             model, deferred = _open_quantised(folder, paths, config, quantisation, dtype)
@@ -72,6 +84,29 @@ def read_checkpoint(
             deferred.fill(model)
         moved: Any = model.to(device)
     return moved, None
+
+
+@contextmanager
+def _config_errors(folder: Path, *others: type[Exception]) -> Iterator[None]:
+    """What a wrong configuration raises in transformers' code becomes a `ModelLoadError` that names the folder.
+
+    Args:
+        folder: of the model.
+        others: what it may raise besides `_OF_CONFIG`.
+    """
+    try:
+        yield
+    except _OF_CONFIG + others as error:
+        reason = " ".join(str(error).split())
+        raise ModelLoadError(
+            f"{folder}: transformers makes no model of its configuration: {type(error).__name__}: {reason:.300}"
+        ) from error
+
+
+def _build(folder: Path, config: Any, dtype: torch.dtype) -> transformers.PreTrainedModel:
+    """`build_without_weights`, where the configuration is the folder's."""
+    with _config_errors(folder, RuntimeError):  # torch's, for sizes that are none: no file is read yet
+        return build_without_weights(config, dtype)
 
 
 @contextmanager
@@ -114,7 +149,7 @@ def _defer(
         files = CheckpointFiles(paths)
     except OSError:
         return None
-    model = build_without_weights(config, dtype)
+    model = _build(folder, config, dtype)
     if _keeps_float32(model) or not files.holds(model):
         return None
     refuse_integers(folder, files.integers(), model)
@@ -123,7 +158,8 @@ def _defer(
 
 def _load_all(folder: Path, paths: Sequence[Path], config: Any, dtype: torch.dtype) -> transformers.PreTrainedModel:
     """A model with its weights in memory, none of them integers."""
-    model = load_whole(str(folder), dtype, config)
+    with _config_errors(folder):
+        model = load_whole(str(folder), dtype, config)
     integers = CheckpointFiles(paths).integers() if paths[0].exists() else integers_of_torch(folder)
     refuse_integers(folder, integers, model)
     return model
@@ -147,7 +183,7 @@ def _open_quantised(
     reason = f"{method!r} is none of {', '.join(METHODS)}"
     if method in METHODS:
         config.quantization_config = dict(quantisation)  # also where it stood elsewhere: models are named by it
-        model = build_without_weights(config, dtype)
+        model = _build(folder, config, dtype)
         reason = f"some of its parameters stay in float32 beside {str(dtype).removeprefix('torch.')}"
         try:
             if not _keeps_float32(model):
