@@ -169,7 +169,8 @@ def test_a_policy_that_has_no_next_leaf_is_told_so() -> None:
 
 
 def test_a_policy_that_loses_leaves_is_found() -> None:
-    violation = found_in(lambda n, size: PrefixCacheAdapter(n, size, Forgetful()))
+    violation = find_violation(lambda n, size: PrefixCacheAdapter(n, size, Forgetful()))
+    assert violation is not None
     assert violation.rule == 1
     assert len(violation.story) <= 5
     with pytest.raises(AssertionError):

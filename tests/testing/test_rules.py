@@ -123,7 +123,7 @@ def test_a_cache_that_evicts_more_than_it_lacks_is_found() -> None:
         evicts_exactly = False
 
     # Without that, ten examples are enough to find it.
-    assert find_violation(MayEvictMore, max_examples=100) is None
+    assert find_violation(MayEvictMore, max_examples=50) is None
 
 
 def test_the_story_is_told() -> None:

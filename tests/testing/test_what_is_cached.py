@@ -10,7 +10,7 @@ from pathlib import Path
 from support.broken_adapters import found_in
 
 from radixkv.cache import BlockTable
-from radixkv.testing import PrefixCacheAdapter
+from radixkv.testing import PrefixCacheAdapter, find_violation
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "examples"))
 import test_an_allocator as example
@@ -28,7 +28,8 @@ class EvictsParentsFirst(example.SimpleCache):
 
 def test_a_cached_block_without_the_one_before_it_is_found() -> None:
     """Only prompts that are known were looked up, and no prompt finds what lies behind an evicted block."""
-    violation = found_in(lambda n, size: example.SimpleAdapter(n, size, EvictsParentsFirst))
+    violation = find_violation(lambda n, size: example.SimpleAdapter(n, size, EvictsParentsFirst))
+    assert violation is not None
     assert violation.rule == 4
     assert re.fullmatch(r"block \d is cached, and the block before it is not", violation.problem)
     assert len(violation.story) <= 6
