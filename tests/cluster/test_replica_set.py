@@ -185,7 +185,7 @@ def test_what_was_accepted_is_queued_by_a_replica_that_is_full(
     is_killed: bool, default_tokenizer: Any, tmp_path: Path
 ) -> None:
     """A full replica used to be asked for room until the time to wait for a replica was over; then the request was lost."""
-    params = SamplingParams(temperature=0, max_tokens=500, ignore_eos=True)
+    params = SamplingParams(temperature=0, max_tokens=200, ignore_eos=True)
     prompts = [Prompt([*PROMPT[:40], last]) for last in range(4)]
 
     async def main() -> None:
