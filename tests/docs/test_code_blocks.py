@@ -13,6 +13,7 @@ import tempfile
 import tomllib
 import unittest
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,8 @@ from typer.testing import CliRunner
 
 import radixkv
 from radixkv.cli.main import app
+from radixkv.observe.simulate import report
+from radixkv.observe.simulate.synthetic import SYNTHETIC
 
 ROOT = Path(__file__).parent.parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -87,7 +90,10 @@ def server() -> Iterator[ServerProcess]:
 def readers_machine(
     default_llm: radixkv.LLM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> None:
-    """``LLM()`` is the default model, which tests load once, the server listens where the page says, and nothing is left."""
+    """``LLM()`` is the default model, which tests load once, the server listens where the page says, and nothing is left.
+
+    Simulations replay a tenth of their requests.
+    """
     import anthropic  # here, since it takes seven seconds, and collecting the tests does not need it
 
     load, open_ai, claude = radixkv.LLM, openai.OpenAI, anthropic.Anthropic
@@ -110,6 +116,7 @@ def readers_machine(
     monkeypatch.setattr(radixkv, "LLM", load_once)
     monkeypatch.setattr("openai.OpenAI", connect)
     monkeypatch.setattr("anthropic.Anthropic", connect_claude)
+    monkeypatch.setattr(report, "SYNTHETIC", {name: partial(make, 600) for name, make in SYNTHETIC.items()})
 
 
 def documents() -> Iterator[Any]:
