@@ -8,7 +8,7 @@ import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from http import HTTPStatus
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from radixkv.errors import PromptTooLongError
 from radixkv.prompts import ChatOptions, Prompt
@@ -67,7 +67,7 @@ class Service:
         tokenizer = self.llm.loaded.require_tokenizer()
         self.metrics = ServerMetrics(self.llm)
         self.token_texts = TokenTexts(tokenizer)
-        self.max_token_characters = max(map(len, tokenizer.get_vocab()))
+        self.max_token_characters = longest_token(tokenizer)
 
     @property
     def model_names(self) -> tuple[str, ...]:
@@ -153,6 +153,11 @@ class Service:
             read_cache=request.cache is None or request.cache.read,
             write_cache=request.cache is None or request.cache.write,
         )
+
+
+def longest_token(tokenizer: Any) -> int:
+    """The number of characters of the longest token."""
+    return max(map(len, tokenizer.get_vocab()))
 
 
 def new_id(prefix: str, separator: str = "-") -> str:
