@@ -101,7 +101,7 @@ class Connection:
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         scope["state"]["request_id"] = "named"
-        while scope["path"] != "/refused":
+        while scope["path"] not in ("/refused", "/streamed"):
             message = await receive()
             self.received.append(message.get("body", b""))
             if message["type"] == "http.disconnect":
@@ -109,7 +109,11 @@ class Connection:
             if not message["more_body"]:
                 await self.may_answer.wait()
                 break
-        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"2")]})
+        streams = scope["path"] == "/streamed"
+        headers = [] if streams else [(b"content-length", b"2")]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        for _ in range(3 * streams):
+            await send({"type": "http.response.body", "body": b"part", "more_body": True})
         await send({"type": "http.response.body", "body": b"ok"})
 
     async def send(self, data: bytes) -> None:
@@ -213,6 +217,24 @@ def test_a_request_that_asks_for_another_protocol_is_answered_in_this_one(upgrad
             await connection.settle()
             assert connection.transport.written.count(b"HTTP/1.1 200 ") == 1
             assert connection.transport.written.endswith(b"ok")
+            assert connection.transport.closed
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(("path", "body"), [("/streamed", b"partpartpartok"), ("/", b"ok")])
+def test_a_client_of_http_1_0_gets_an_answer_without_chunks(path: str, body: bytes) -> None:
+    """It took the lengths of chunks for parts of a streamed answer."""
+
+    async def main() -> None:
+        for method, expected in (("GET", body), ("HEAD", b"")):
+            connection = Connection()
+            connection.may_answer.set()
+            await connection.send(f"{method} {path} HTTP/1.0\r\n\r\n".encode())
+            head, _, received = connection.transport.written.partition(b"\r\n\r\n")
+            assert b"transfer-encoding" not in head
+            assert (b"content-length: 2" in head) == (path == "/")
+            assert received == expected
             assert connection.transport.closed
 
     asyncio.run(main())

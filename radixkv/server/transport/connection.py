@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any
 
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from radixkv.server.errors import ApiError
 from radixkv.server.middleware.request_log import ANSWER_HEADERS
@@ -78,6 +78,8 @@ class LimitedProtocol(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         answered = self.cycle
         super().on_headers_complete()
+        if self.scope["http_version"] < "1.1":
+            _send_without_chunks(self.cycle)
         if self.pipeline:
             self.pipeline.clear()
             self.cycle = answered
@@ -196,3 +198,15 @@ class LimitedProtocol(HttpToolsProtocol):
         self._end_sending()
         self._limits.open_connections.closed(self)
         super().connection_lost(exc)
+
+
+def _send_without_chunks(cycle: RequestResponseCycle) -> None:
+    """Answer a client of HTTP/1.0, which knows no chunks (RFC 9112, 6.1): the connection's end is that of the answer."""
+    send = cycle.send
+
+    async def send_as_it_is(message: Any) -> None:
+        cycle.expected_content_length = len(message.get("body", b""))
+        await send(message)
+
+    cycle.chunked_encoding = False
+    cycle.send = send_as_it_is  # type: ignore[method-assign]
