@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,8 @@ from typer.testing import CliRunner
 
 from radixkv.cache import POLICIES
 from radixkv.cli.main import app
-from radixkv.observe.simulate.report import load, simulate_trace
+from radixkv.observe.simulate.report import simulate_trace
+from radixkv.observe.simulate.synthetic import chats, documents
 from radixkv.observe.simulate.tiers import TieredRun, TierSpec, simulate_tiers
 from radixkv.observe.simulate.trace import Trace
 
@@ -58,9 +60,9 @@ def test_a_tier_that_is_slower_than_computing_brings_nothing() -> None:
     assert slow.seconds == slow.seconds_without == 18.0
 
 
-@pytest.mark.parametrize("name", ["chats", "documents"])
-def test_a_pool_and_a_tier_hit_no_more_than_no_bound_and_no_less_than_the_pool(name: str) -> None:
-    whole = load(name)
+@pytest.mark.parametrize("make", [chats, documents])
+def test_a_pool_and_a_tier_hit_no_more_than_no_bound_and_no_less_than_the_pool(make: Callable[..., Trace]) -> None:
+    whole = make(num_requests=1500)
     size = whole.num_distinct_blocks // 20
     alone = run(whole, size)
     everything = run(whole, size, TierSpec("disk", whole.num_distinct_blocks, 0.0))
