@@ -9,8 +9,7 @@ compares the tokens there. What is evicted thereby disappears at once.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Mapping, Sequence
-from types import MappingProxyType
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -21,9 +20,9 @@ from radixkv.cache.observer import TreeObserver
 from radixkv.cache.tokens import TOKEN_BYTES
 from radixkv.drafting.kgrams import MAX_RUN, RUN_LENGTHS, KGramTable, kgram_hash, kgram_hashes
 
-# By the length of runs, their table's entries per token. Tables are direct-mapped: with fewer entries, more runs would
+# For each of `RUN_LENGTHS`, its table's entries per token. Tables are direct-mapped: with fewer entries, more runs would
 # overwrite others; short runs need fewer, since fewer of them are distinct.
-_ENTRIES_BY_LENGTH: Mapping[int, int] = MappingProxyType({8: 4, 4: 4, 2: 2})
+_ENTRIES_PER_TOKEN = (4, 4, 2)
 
 
 class Found(NamedTuple):
@@ -45,7 +44,8 @@ class TreeIndex(TreeObserver):
 
     def __init__(self, num_blocks: int, block_size: int) -> None:
         self._block_size = block_size
-        self._tables = {k: KGramTable(entries * num_blocks * block_size) for k, entries in _ENTRIES_BY_LENGTH.items()}
+        num_tokens, entries = num_blocks * block_size, zip(RUN_LENGTHS, _ENTRIES_PER_TOKEN, strict=True)
+        self._tables = {k: KGramTable(per_token * num_tokens) for k, per_token in entries}
         # For each block, the node that has it, and the number of blocks before it in the prefix, which no split changes.
         self._nodes: list[Node | None] = [None] * num_blocks
         self._depths = array("i", bytes(4 * num_blocks))
