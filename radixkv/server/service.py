@@ -67,7 +67,7 @@ class Service:
         tokenizer = self.llm.loaded.require_tokenizer()
         self.metrics = ServerMetrics(self.llm)
         self.token_texts = TokenTexts(tokenizer)
-        self.max_token_characters = longest_token(tokenizer)
+        self.max_token_characters = max_token_characters(tokenizer)
 
     @property
     def model_names(self) -> tuple[str, ...]:
@@ -155,7 +155,7 @@ class Service:
         )
 
 
-def longest_token(tokenizer: Any) -> int:
+def max_token_characters(tokenizer: Any) -> int:
     """The number of characters of the longest token."""
     return max(map(len, tokenizer.get_vocab()))
 

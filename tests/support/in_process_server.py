@@ -14,10 +14,10 @@ from radixkv import LLM, AsyncLLM
 from radixkv.server.access.tenants import Tenants
 from radixkv.server.app import create_app
 from radixkv.server.config import ServerConfig
-from radixkv.server.service import Service, longest_token
+from radixkv.server.service import Service, max_token_characters
 
 # Looked for once in a tokenizer, of all the services that have it: that takes a third of what a service takes to make.
-_LONGEST_TOKEN = cache(longest_token)
+_MAX_TOKEN_CHARACTERS = cache(max_token_characters)
 
 
 def idle_model() -> Any:
@@ -37,7 +37,7 @@ def make_service(
     """
     config = config or ServerConfig()
     config = config.model_copy(update={"served_model_name": config.served_model_name or ("model",)})
-    with patch("radixkv.server.service.longest_token", _LONGEST_TOKEN):
+    with patch("radixkv.server.service.max_token_characters", _MAX_TOKEN_CHARACTERS):
         return Service(llm, config, tenants or Tenants(), llm.start_draining, engine=llm, **changes)
 
 
