@@ -9,6 +9,7 @@ import torch
 import transformers
 
 from radixkv.errors import EngineError, UnsupportedModelError
+from radixkv.model.lack_of_memory import is_lack_of_memory
 
 
 @contextmanager
@@ -16,6 +17,7 @@ def errors_of_model(model: transformers.PreTrainedModel) -> Iterator[None]:
     """Within, a model computes a few tokens; what its code raises becomes an `UnsupportedModelError` that names it.
 
     Some models want more than text, such as an image; others have a configuration by which their parts do not fit together.
+    What is raised for lack of memory, or by a device that fails, stays as it is: the model is not to blame.
 
     Args:
         model: that computes.
@@ -25,9 +27,11 @@ def errors_of_model(model: transformers.PreTrainedModel) -> Iterator[None]:
     """
     try:
         yield
-    except (EngineError, torch.OutOfMemoryError, MemoryError):
+    except (EngineError, torch.AcceleratorError):
         raise
     except Exception as error:  # of any class, from code that is not ours
+        if is_lack_of_memory(error):
+            raise
         name = model.config.name_or_path or type(model).__name__
         reason = " ".join(str(error).split())
         raise UnsupportedModelError(

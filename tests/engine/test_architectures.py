@@ -154,6 +154,18 @@ def test_what_a_model_raises_for_text_alone_is_told() -> None:
         LLM(model)
 
 
+def test_a_model_is_not_to_blame_where_memory_is_lacking() -> None:
+    """It was said to be unable to compute text by its configuration: for a CPU's memory, torch raises a RuntimeError."""
+
+    def take_too_much(*_: Any) -> None:
+        torch.empty(2**60)
+
+    model = build_supported("llama")
+    model.model.register_forward_pre_hook(take_too_much)
+    with pytest.raises(RuntimeError, match="can't allocate memory"):
+        LLM(model)
+
+
 def test_dynamic_rotation_does_not_remember_longer_sequences() -> None:
     """A longer call leaves its rotation in the model: transformers resets it only at the next call of its own."""
 

@@ -248,7 +248,26 @@ def test_a_configuration_that_makes_no_model_is_refused_by_its_folder(wrong: dic
     build_supported("llama").save_pretrained(tmp_path)
     path = tmp_path / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | wrong))
-    with pytest.raises(ModelLoadError, match=f"^{tmp_path}: transformers makes no model of its configuration: "):
+    for native in (True, False):  # whether weights stay in their files at first
+        with pytest.raises(ModelLoadError, match=f"^{tmp_path}: transformers makes no model of its configuration: "):
+            load_model(tmp_path, native=native)
+
+
+def test_lack_of_memory_for_a_model_is_told(tmp_path: Path) -> None:
+    """It was said that transformers makes no model of the configuration, where a buffer was too large."""
+    build_supported("gptj").save_pretrained(tmp_path)
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"n_positions": 2**50}))
+    with pytest.raises(ModelLoadError, match=rf"^{tmp_path}: there is too little memory for its weights: "):
+        load_model(tmp_path)
+
+
+@pytest.mark.parametrize("content", [[1, 2], {"lm_head.weight": 3}])
+def test_a_weights_file_that_holds_no_tensors_is_no_fault_of_the_configuration(content: Any, tmp_path: Path) -> None:
+    build_supported("llama").save_pretrained(tmp_path)
+    (tmp_path / "model.safetensors").unlink()
+    torch.save(content, tmp_path / "pytorch_model.bin")
+    with pytest.raises(ModelLoadError, match=f"^{tmp_path}: its weights cannot be read, a file may be damaged: "):
         load_model(tmp_path)
 
 

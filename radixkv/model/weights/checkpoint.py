@@ -17,6 +17,7 @@ from transformers.quantizers import AutoHfQuantizer
 
 from radixkv.errors import ModelLoadError
 from radixkv.model.gguf.conversion import BLOCKS_FILE
+from radixkv.model.lack_of_memory import is_lack_of_memory
 from radixkv.model.quantised import METHODS, OtherLayoutError, QuantisedFiles, UnreadableError, quantisation_of
 from radixkv.model.weights.deferred import BlockFile, CheckpointFiles, DeferredWeights, build_without_weights
 from radixkv.model.weights.paths import safetensors_of
@@ -33,7 +34,6 @@ _OF_CONFIG: tuple[type[Exception], ...] = (
     ArithmeticError,
     AssertionError,
 )
-_OF_CPU_MEMORY = "DefaultCPUAllocator: can't allocate memory"
 # What torch's messages begin with: "[enforce fail at alloc_cpu.cpp:127] err == 0. ".
 _FAILED_CHECK = re.compile(r"\[enforce fail at [^]]*\] .*?\. ")
 
@@ -105,19 +105,25 @@ def _config_errors(folder: Path, *others: type[Exception]) -> Iterator[None]:
 
 def _build(folder: Path, config: Any, dtype: torch.dtype) -> transformers.PreTrainedModel:
     """`build_without_weights`, where the configuration is the folder's."""
-    with _config_errors(folder, RuntimeError):  # torch's, for sizes that are none: no file is read yet
+    # RuntimeErrors are torch's, for sizes that are none: no file is read yet.
+    with _config_errors(folder, RuntimeError), _memory_errors(folder):
         return build_without_weights(config, dtype)
 
 
 @contextmanager
-def _damage_errors(folder: Path) -> Iterator[None]:
-    """What a damaged file raises becomes a `ModelLoadError` that names the folder, and the file where it is known."""
+def _damage_errors(folder: Path, *others: type[Exception]) -> Iterator[None]:
+    """What a damaged file raises becomes a `ModelLoadError` that names the folder, and the file where it is known.
+
+    Args:
+        folder: of the model.
+        others: what it may raise besides `_OF_DAMAGE`.
+    """
     try:
         with _memory_errors(folder):
             yield
     except (NotImplementedError, RecursionError):  # of code, not of a file, though they are RuntimeErrors
         raise
-    except _OF_DAMAGE as error:
+    except _OF_DAMAGE + others as error:
         raise ModelLoadError(
             f"{folder}: its weights cannot be read, a file may be damaged: {_reason(error)}"
         ) from error
@@ -129,8 +135,7 @@ def _memory_errors(folder: Path) -> Iterator[None]:
     try:
         yield
     except (RuntimeError, MemoryError) as error:
-        # For a CPU's memory, torch has no error class of its own.
-        if not isinstance(error, torch.OutOfMemoryError | MemoryError) and _OF_CPU_MEMORY not in str(error):
+        if not is_lack_of_memory(error):
             raise
         raise ModelLoadError(f"{folder}: there is too little memory for its weights: {_reason(error)}") from error
 
@@ -158,8 +163,12 @@ def _defer(
 
 def _load_all(folder: Path, paths: Sequence[Path], config: Any, dtype: torch.dtype) -> transformers.PreTrainedModel:
     """A model with its weights in memory, none of them integers."""
-    with _config_errors(folder):
-        model = load_whole(str(folder), dtype, config)
+    try:
+        with _damage_errors(folder, *_OF_CONFIG):
+            model = load_whole(str(folder), dtype, config)
+    except ModelLoadError:
+        _build(folder, config, dtype)  # which fails where not the files are to blame, but the configuration
+        raise
     integers = CheckpointFiles(paths).integers() if paths[0].exists() else integers_of_torch(folder)
     refuse_integers(folder, integers, model)
     return model
