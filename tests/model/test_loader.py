@@ -18,6 +18,7 @@ from support.prompt_sets import tokens_of, tokens_of_transformers
 from tokenizers import Tokenizer
 from tokenizers.models import BPE
 from transformers.models.pixtral.modeling_pixtral import PixtralVisionModel
+from transformers.models.qwen2_audio.modeling_qwen2_audio import Qwen2AudioEncoder
 from transformers.models.voxtral.modeling_voxtral import VoxtralEncoder
 from transformers.utils import logging as transformers_logging
 
@@ -130,8 +131,10 @@ _SIZES = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "n
     [
         ("mistral3", PixtralVisionModel, {"vision_config": {**_SIZES, "model_type": "pixtral"}}),
         ("voxtral", VoxtralEncoder, {"audio_config": _SIZES}),
+        # It asks the part that hears for its device.
+        ("qwen2_audio", Qwen2AudioEncoder, {"audio_config": _SIZES}),
     ],
-    ids=["images", "audio"],
+    ids=["images", "audio", "audio that is asked"],
 )
 def test_a_folder_of_a_model_that_sees_or_hears_gives_its_texts(
     name: str, part: type, options: dict[str, Any], tmp_path: Path

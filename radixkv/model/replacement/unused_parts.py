@@ -16,6 +16,14 @@ from radixkv.model.weights.deferred import ProductsOfZeros
 _log = logging.getLogger(__name__)
 
 
+class _UnusedPart(nn.Module):
+    """What is left of a part of a model: some models read the device or type of one, whatever they compute."""
+
+    def __init__(self, model: transformers.PreTrainedModel) -> None:
+        super().__init__()
+        self.device, self.dtype = model.device, model.dtype
+
+
 def drop_unused_parts(model: transformers.PreTrainedModel, name: str) -> None:
     """Drop, with their weights, the parts that are models of their own and that text does not call.
 
@@ -43,6 +51,6 @@ def drop_unused_parts(model: transformers.PreTrainedModel, name: str) -> None:
         compute_a_few_tokens(model)
     # A part's own forward need not be called: a model may call what is in it.
     unused = {part: path for path, part in parts.items() if called.isdisjoint(part.modules())}
-    replace_modules(model, {part: nn.Module() for part in unused})
+    replace_modules(model, {part: _UnusedPart(model) for part in unused})
     if unused:
         _log.info("%s: only text is computed; %s is not kept in memory", name, ", ".join(unused.values()))
