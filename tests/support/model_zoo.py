@@ -353,7 +353,9 @@ def build(name: str, options: dict[str, Any], seed: int = 0) -> transformers.Pre
 
 def build_multimodal(name: str, options: dict[str, Any] | None = None) -> transformers.PreTrainedModel:
     """A model that also sees images or hears, whose text has these options; None: those in `MULTIMODAL`."""
-    parts = dict.fromkeys(transformers.CONFIG_MAPPING[name].sub_configs, _TOWER)
+    parts: dict[str, Any] = dict.fromkeys(transformers.CONFIG_MAPPING[name].sub_configs, _TOWER)
+    # Only the files of Omni's thinkers give them one, without which they generate nothing.
+    parts["vision_start_token_id"] = VOCAB_SIZE
     parts["text_config"] = {**_COMMON, **(MULTIMODAL[name] if options is None else options)}
     return _build(transformers.AutoModelForMultimodalLM, transformers.AutoConfig.for_model(name, **parts), seed=0)
 
