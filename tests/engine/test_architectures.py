@@ -154,6 +154,23 @@ def test_what_a_model_raises_for_text_alone_is_told() -> None:
         LLM(model)
 
 
+def test_a_model_that_computes_logits_of_all_tokens_though_told_which_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    forward = modeling_llama.LlamaForCausalLM.forward
+
+    def of_all_tokens(
+        self: Any, input_ids: torch.Tensor, position_ids: torch.Tensor, logits_to_keep: object = 0, **options: Any
+    ) -> Any:
+        return forward(self, input_ids, position_ids=position_ids, **options)
+
+    monkeypatch.setattr(modeling_llama.LlamaForCausalLM, "forward", of_all_tokens)
+    with pytest.raises(
+        UnsupportedModelError, match=r"^LlamaForCausalLM: it computes logits of other tokens than those"
+    ):
+        LLM(build_supported("llama"))
+
+
 def test_a_model_is_not_to_blame_where_memory_is_lacking() -> None:
     """It was said to be unable to compute text by its configuration: for a CPU's memory, torch raises a RuntimeError."""
 
