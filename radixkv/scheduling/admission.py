@@ -192,8 +192,11 @@ class Admission:
                 for other in passed:
                     self._waiting.pass_over(other)
                 return admitted
-            if any(usage.may_hold_up_others(group) for group in did_not_fit if not self._waiting.may_be_passed(group)):
-                return None
+            for group in did_not_fit:
+                if usage.may_hold_up_others(group) and not self._waiting.may_be_passed(group):
+                    if self._loads is not None:
+                        self._loads.hold_up_others(group)
+                    return None
             passed += did_not_fit[:1]
             if len(passed) == self._waiting.window:
                 return None

@@ -3,7 +3,8 @@
 A group whose load is running always claims blocks. Once its prefix is loaded, it claims them only if it could have been
 admitted in this step or the one before, that is, if it waits for nothing but blocks: otherwise others would leave blocks to
 a tenant that has reached its limit. A group that yields claims nothing, so that no two yield to each other; it is overtaken
-by others up to a limit, like one that does not fit.
+by others up to a limit, like one that does not fit. Then they wait for it, and it yields no more: otherwise it would wait
+for them, too.
 """
 
 from __future__ import annotations
@@ -20,12 +21,14 @@ class Claim:
         loading: whether a load holds blocks for it.
         yields: whether it leaves blocks to others, until it is looked at again.
         step: the last step in which the group could have been admitted.
+        holds_up_others: whether others wait until the group is admitted.
     """
 
     num_blocks: int = 0
     loading: bool = False
     yields: bool = False
     step: int = -1
+    holds_up_others: bool = False
 
 
 class LoadClaims:
@@ -64,8 +67,8 @@ class LoadClaims:
         self._total -= self._claims.pop(claim, 0)
 
     def of_others(self, claim: Claim) -> int:
-        """Blocks that others claim."""
-        return self._total - self._claims.get(claim, 0)
+        """Blocks that others claim, and that the group has to leave to them."""
+        return 0 if claim.holds_up_others else self._total - self._claims.get(claim, 0)
 
     def _count(self, claim: Claim) -> None:
         if claim in self._claims:

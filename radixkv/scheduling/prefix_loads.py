@@ -128,6 +128,12 @@ class PrefixLoads:
         prefix = self._prefixes.get(group)
         return prefix is not None and prefix.claim.yields
 
+    def hold_up_others(self, group: SequenceGroup) -> None:
+        """Others wait until the group is admitted: from now on, it leaves no blocks to them."""
+        prefix = self._prefixes.get(group)
+        if prefix is not None:
+            prefix.claim.holds_up_others = True
+
     def forget(self, group: SequenceGroup) -> None:
         """The group is admitted, or gone. A load that no group waits for any more ends as soon as it can."""
         prefix = self._prefixes.pop(group, None)

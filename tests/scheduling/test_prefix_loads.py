@@ -275,6 +275,30 @@ def test_one_that_leaves_blocks_to_others_does_not_wait_for_all_that_arrive() ->
     assert large.request.num_cached_tokens == 20 * SIZE
 
 
+def test_one_for_which_others_wait_leaves_no_blocks_to_them() -> None:
+    """It waited for their blocks, and they for it, for ever, where a block was pinned."""
+    driver = Driver(max_overtaken=0)
+    pinned = driver.add(unlike(8000, 5), max_new=1)
+    driver.finish_running_and_waiting()
+    driver.cache.pin(pinned.prefill_token_ids)
+    loaded = driver.add([*STEM[: 30 * SIZE], *unlike(1000, 20)], tenant="a")
+    driver.step()
+    driver.add(unlike(5000, 50), max_new=5, tenant="c")
+    driver.step()
+    driver.loader.finish()
+    driver.finish_running()
+    driver.add(unlike(6000, 1), tenant="a")  # so that it is the other tenant's turn
+    first = driver.add([*SHORT_STEM, *unlike(3000, 35)], tenant="b")
+    driver.step()
+    assert driver.claim_of(first).yields
+    for _ in range(30):
+        driver.step()
+        driver.loader.finish()
+    assert first.request.num_cached_tokens == 20 * SIZE
+    assert loaded.request.num_cached_tokens == 30 * SIZE
+    assert not driver.scheduler.waiting
+
+
 def test_what_is_in_the_pool_for_others_anyway_is_not_claimed() -> None:
     """After a load, a claim used to count the whole prompt, so others left it blocks that it did not need."""
     driver = Driver()
