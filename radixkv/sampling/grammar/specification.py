@@ -99,17 +99,27 @@ def _lark_grammar(text: str) -> tuple[str, list[Any]]:
             raise ValueError(str(error)) from error
     schemas: list[Any] = []
     written, done = "", 0
-    # Wherever one stands, in strings and comments, too: one that is missed could end the process.
+    # Wherever one stands, in strings and comments, too: one that is missed could end the process. In a string, where quotes
+    # are escaped, only an empty one would be read, which ends nothing: that stays as it is.
     while found := _SCHEMA.search(text, done):
         written += text[done : found.end()]
         done = found.end()
         try:
-            schema, done = json.JSONDecoder().raw_decode(text, done)
+            schema, end = json.JSONDecoder().raw_decode(text, done)
         except json.JSONDecodeError:
             continue  # the compiler finds out whether it was meant as one
+        if not schema and _ends_in_string(text[:done]):
+            continue
+        done = end
         schemas.append(prepare_schema(schema))
         written += json.dumps({"x-guidance": json_options(schema), **schema})
     return LLMatcher.grammar_from_lark(written + text[done:]), schemas
+
+
+def _ends_in_string(text: str) -> bool:
+    """Whether the last line of a grammar's beginning ends within a string."""
+    line = text[text.rfind("\n") + 1 :]
+    return line.replace(r"\\", "").replace(r"\"", "").count('"') % 2 > 0
 
 
 def _spelled_out(numbered: re.Match[str]) -> str:

@@ -224,6 +224,14 @@ def test_schemas_within_a_grammar_are_those_of_json(llm: LLM) -> None:
         assert accepts_text(llm, StructuredOutputsParams(grammar=grammar), text) == allowed, text
 
 
+def test_what_looks_like_a_schema_in_a_string_of_a_grammar_is_text(llm: LLM) -> None:
+    """It was prepared, too: its quotes ended the string, and the grammar was refused."""
+    grammar = 'start: "\\"" "%json {}" any\nany: %json {}\n'
+    for text, allowed in (('"%json {}[1]', True), ('"%json [1]', False), ('"%json {}[1,  2]', False)):
+        assert accepts_text(llm, StructuredOutputsParams(grammar=grammar), text) == allowed, text
+    assert accepts_text(llm, StructuredOutputsParams(grammar='root ::= "%json {}"'), "%json {}")
+
+
 def test_references_may_lead_through_thousands_of_definitions(llm: LLM) -> None:
     """They overflowed the compiler's stack: one request ended the server."""
     for refer in (
