@@ -113,6 +113,16 @@ def test_an_answer_of_which_a_sample_was_cut_short_has_not_ended() -> None:
     assert [part.finish_reason for part in delta.outputs] == ["stop", None]
 
 
+def test_an_answer_whose_samples_had_all_ended_goes_on_until_each_end_is_told() -> None:
+    metrics = RequestMetrics(0.0)
+    ends = [CompletionOutput(index, "a", [7], 0.0, finish_reason="stop") for index in range(2)]
+    received = Received(2, ends, 8, metrics)
+    known = RequestOutput("one", None, [5, 6], None, [], False, 0, metrics)
+    for end, finished in zip(ends, (False, True), strict=True):
+        delta = received.add(replace(known, outputs=[replace(end, text="", token_ids=[])], finished=finished))
+        assert (delta.finished, len(delta.outputs)) == (finished, 1)
+
+
 def test_an_answer_that_ends_without_a_token_tells_what_was_cached_of_its_prompt() -> None:
     received = Received(1, (), 8, RequestMetrics(0.0))
     counted = RequestMetrics(0.0, loaded_tokens={"disk": 16}, load_seconds=0.5)
