@@ -4,19 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 import httpx
 import pytest
 from support.pretended_replicas import SECRET, Cluster, answering, line
+from support.tenant_keys import bearer, entry
 from tokenizers import Tokenizer, models
 from transformers import PreTrainedTokenizerFast
 
 from radixkv.cluster import ReplicaSet, create_ingress
 from radixkv.config import ModelConfig
 from radixkv.model.tokenizer import tokenizer_digest
+from radixkv.server.access.tenants import Tenants
 from radixkv.server.config import ServerConfig
 
+CONFIG = ServerConfig(admin_key="admin", api_keys=("ann", "bob"))
 REQUEST = {"prompt": [1], "max_tokens": 1}
 # A small one is read, and prepared for grammars, at once.
 TOKENIZER = PreTrainedTokenizerFast(
@@ -37,16 +42,24 @@ class Sent:
         self.namespaces.append(json.loads(await request.aread())["namespace"])
         return await answering(line(7, "length"))(request)
 
-    async def post(self, path: str, key: str, *, secret: str = SECRET, **options: Any) -> list[int]:
+    async def post(
+        self,
+        path: str,
+        key: str,
+        *,
+        changes: Mapping[str, Any] = MappingProxyType({}),
+        config: ServerConfig = CONFIG,
+        secret: str = SECRET,
+        **options: Any,
+    ) -> list[int]:
         """Statuses of a request with this key, and of a completion after it, at an ingress of its own."""
         replicas = ReplicaSet(secret, connect=self._cluster.connect)
         await replicas.add("a", "http://a")
-        config = ServerConfig(admin_key="admin", api_keys=("ann", "bob"))
         ingress = create_ingress(config, replicas, model_config=ModelConfig(tokenizer=TOKENIZER), **options)
         transport = httpx.ASGITransport(ingress)
         async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
-            first = await client.post(path, json=REQUEST, headers={"Authorization": f"Bearer {key}"})
-            second = await client.post("/v1/completions", json=REQUEST, headers={"Authorization": "Bearer ann"})
+            first = await client.post(path, json={**REQUEST, **changes}, headers=bearer(key))
+            second = await client.post("/v1/completions", json=REQUEST, headers=bearer("ann"))
         await ingress.llm.shutdown()
         await replicas.close()
         return [first.status_code, second.status_code]
@@ -80,3 +93,25 @@ def test_ingresses_of_the_same_replicas_name_a_tenant_s_namespace_alike() -> Non
     first, again, others, second, elsewhere, _ = sent.namespaces
     assert first == again == second != ""
     assert len({first, others, elsewhere}) == 3
+
+
+@pytest.mark.parametrize(
+    ("config", "share", "changes"),
+    [
+        ({"max_queue": 0}, {}, {"prompt": [[1]] * 5}),  # the replica runs four side by side
+        ({"max_seqs_per_request": 1}, {}, {"n": 2}),
+        ({}, {"max_num_seqs": 1}, {"n": 2}),
+    ],
+    ids=["queue", "sequences of a request", "sequences of a tenant"],
+)
+def test_what_exceeds_its_limits_reaches_no_replica(
+    config: dict[str, Any], share: dict[str, Any], changes: dict[str, Any]
+) -> None:
+    sent = Sent()
+    options = {
+        "config": CONFIG.model_copy(update=config),
+        "tenants": Tenants(admin_key="admin", keys={"ann": entry("ann", **share)}),
+        "changes": changes,
+    }
+    assert asyncio.run(sent.post("/v1/completions", "ann", **options)) == [400, 200]
+    assert len(sent.namespaces) == 1
