@@ -1,13 +1,14 @@
-"""What the log says of a replica that stays down, and what is left of a set of replicas that was closed."""
+"""A replica is followed by its events: when it is up, when it is down, and what the log says of it."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 
 import httpx
 import pytest
-from support.pretended_replicas import LOAD, Cluster, streaming, until
+from support.pretended_replicas import LOAD, Cluster, Handler, answering, streaming, until
 from support.time_limit import HANGING
 
 from radixkv.cluster.records import Kind, encode_load, encode_record
@@ -19,6 +20,74 @@ UP = encode_record(Kind.HELD) + encode_load(LOAD)
 @pytest.fixture(autouse=True)
 def _no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("radixkv.cluster.replica_set._SECONDS_BETWEEN_ATTEMPTS", 0.0)
+
+
+async def unavailable(request: httpx.Request) -> httpx.Response:
+    return httpx.Response(503)
+
+
+async def unreachable(request: httpx.Request) -> httpx.Response:
+    raise httpx.ConnectTimeout("planted")
+
+
+@pytest.mark.parametrize(
+    ("events", "expected"),
+    [
+        (unavailable, "503 Service Unavailable"),
+        (answering(), "expected events, and they ended"),
+        (answering(encode_record(Kind.CLEARED)), "expected to be told first what it holds, got CLEARED"),
+    ],
+    ids=["an error", "none", "others first"],
+)
+def test_a_replica_that_does_not_say_what_it_holds_is_not_up(events: Handler, expected: str) -> None:
+    async def main() -> None:
+        cluster = Cluster()
+        cluster.answers["/events"] = events
+        replicas = cluster.replicas()
+        with pytest.raises(ConnectionError, match=expected):
+            await replicas.add("a", "http://a")
+        await replicas.close()
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("later", [unavailable, unreachable])
+def test_a_replica_whose_events_cannot_be_read_again_is_down(later: Handler) -> None:
+    async def main() -> None:
+        cluster, may_end = Cluster(), asyncio.Event()
+
+        async def records() -> AsyncIterator[bytes]:
+            yield UP
+            await may_end.wait()
+            cluster.answers["/events"] = later
+
+        cluster.answers["/events"] = streaming(records)
+        replicas = await cluster.up("a")
+        may_end.set()
+        await until(lambda: not replicas.available)
+        await replicas.close()
+
+    asyncio.run(main())
+
+
+def test_whatever_comes_from_a_replica_breaks_its_silence(monkeypatch: pytest.MonkeyPatch) -> None:
+    heard = list[float]()
+
+    @asynccontextmanager
+    async def noted(seconds: float) -> AsyncIterator[Callable[[], None]]:
+        yield lambda: heard.append(seconds)
+
+    monkeypatch.setattr("radixkv.cluster.replica_set.until_silent", noted)
+
+    async def main() -> None:
+        cluster = Cluster()
+        cluster.events["http://a"] = [UP, encode_load(LOAD), encode_load(LOAD)]
+        replicas = await cluster.up("a")
+        await until(lambda: len(heard) == 3)
+        await replicas.close()
+
+    asyncio.run(main())
+    assert heard == [10.0] * 3
 
 
 def test_what_keeps_a_replica_down_is_said_once_each_time_that_it_is_down(caplog: pytest.LogCaptureFixture) -> None:
