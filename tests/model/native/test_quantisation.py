@@ -14,7 +14,7 @@ from transformers.models.mixtral.modeling_mixtral import MixtralExperts
 
 from radixkv import LLM, SamplingParams
 from radixkv.config import ModelConfig
-from radixkv.model import loader, placement
+from radixkv.model import compute_target, loader
 from radixkv.model.loader import load_model
 from radixkv.model.native import replace, weights_of
 from radixkv.model.native.layer import NativeDecoderLayer
@@ -164,7 +164,7 @@ def test_where_it_cannot_be(monkeypatch: pytest.MonkeyPatch) -> None:
         LLM(tiny("llama", torch.float16), quantization="int8")
     with pytest.raises(ValueError, match=r"quantization: expected None for .*, got 'int4': .* multiple of 32 inputs"):
         LLM(build("llama", {"hidden_size": 36, "head_dim": 12}), quantization="int4")
-    monkeypatch.setattr(placement, "library", lambda: None)
+    monkeypatch.setattr(compute_target, "library", lambda: None)
     with pytest.raises(ValueError, match=r"quantization: 'int4' is computed .* none of its variants runs here"):
         LLM(tiny("llama"), quantization="int4")
 
