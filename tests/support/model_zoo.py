@@ -83,8 +83,9 @@ SUPPORTED: dict[str, dict[str, Any]] = {
     "exaone_moe": {**_MOE, **_ALTERNATING, "sliding_window_pattern": 2},
     "flex_olmo": _MOE,
     "gemma": {},
-    "gemma2": {**_ALTERNATING, "attn_logit_softcapping": 5.0, "query_pre_attn_scalar": 8},
-    "gemma3_text": {**_ALTERNATING, "query_pre_attn_scalar": 8},
+    # With one matrix for both ends, the likeliest token would be the one just read, whatever it attends to.
+    "gemma2": {**_ALTERNATING, "attn_logit_softcapping": 5.0, "query_pre_attn_scalar": 8, "tie_word_embeddings": False},
+    "gemma3_text": {**_ALTERNATING, "query_pre_attn_scalar": 8, "tie_word_embeddings": False},
     # The last layers attend to keys and values of earlier ones.
     "gemma3n_text": {
         **_WINDOW,
@@ -368,6 +369,8 @@ def _build(auto_class: Any, config: Any, seed: int) -> transformers.PreTrainedMo
         for key, parameter in model.named_parameters():
             if parameter.dim() == 1 and ("sink" in key or "bias" in key):
                 parameter.normal_(0, 0.5)
+            elif parameter.dim() == 1 and "norm" in key:
+                parameter.add_(torch.randn_like(parameter), alpha=0.5)
     model.generation_config.eos_token_id = None
     return model.eval()
 
