@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 
 import httpx
 import pytest
-from support.pretended_replicas import LOAD, Cluster, Handler, answering, streaming, until
+from support.pretended_replicas import LOAD, Cluster, Handler, answering, load_record, streaming, until
 from support.time_limit import HANGING
 
 from radixkv.cluster.records import Kind, encode_load, encode_record
@@ -63,8 +63,10 @@ def test_a_replica_whose_events_cannot_be_read_again_is_down(later: Handler) -> 
 
         cluster.answers["/events"] = streaming(records)
         replicas = await cluster.up("a")
+        assert replicas.loads == {"a": LOAD}
         may_end.set()
         await until(lambda: not replicas.available)
+        assert replicas.loads == {}
         await replicas.close()
 
     asyncio.run(main())
@@ -88,6 +90,17 @@ def test_whatever_comes_from_a_replica_breaks_its_silence(monkeypatch: pytest.Mo
 
     asyncio.run(main())
     assert heard == [10.0] * 3
+
+
+def test_the_router_learns_how_fast_a_replica_is() -> None:
+    async def main() -> None:
+        cluster = Cluster()
+        cluster.events["http://a"] = [encode_record(Kind.HELD), load_record(prefill_seconds_per_token=0.25)]
+        replicas = await cluster.up("a")
+        assert replicas.streams.router._replicas["a"].seconds_per_token == 0.25
+        await replicas.close()
+
+    asyncio.run(main())
 
 
 def test_what_keeps_a_replica_down_is_said_once_each_time_that_it_is_down(caplog: pytest.LogCaptureFixture) -> None:
@@ -126,7 +139,8 @@ def test_a_replica_that_cannot_be_followed_is_an_error_once(caplog: pytest.LogCa
     assert sum("replica 'a' cannot be followed" in message for message in caplog.messages) == 1
 
 
-def test_a_closed_set_has_no_replica_and_tells_none_anything() -> None:
+@pytest.mark.parametrize("closes", [True, False], ids=["a closed set", "a replica that is down"])
+def test_what_is_left_is_told_nothing_more(closes: bool) -> None:
     async def main() -> None:
         cluster, asked = Cluster(), asyncio.Event()
 
@@ -138,8 +152,13 @@ def test_a_closed_set_has_no_replica_and_tells_none_anything() -> None:
         replicas = await cluster.up("a")
         setting = asyncio.ensure_future(replicas.set_tenants({"ann": TenantShare()}))
         await asked.wait()
-        await replicas.close()
+        if closes:
+            await replicas.close()
+        else:
+            cluster.hung.add("http://a")
         await asyncio.wait_for(setting, HANGING)
-        assert replicas.available == replicas.names == []
+        assert replicas.available == []
+        await replicas.close()
+        assert replicas.names == []
 
     asyncio.run(main())
