@@ -229,7 +229,9 @@ class ReplicaSet:
         """Send the same request to all replicas.
 
         Args:
-            method, path, content: as for `ask`.
+            method: of HTTP.
+            path: of `replica_app`.
+            content: the body.
             leaving: whether replicas that were removed are asked, too, while they finish streams. They are called by name
                 and url, since another replica may have the name by now.
 
