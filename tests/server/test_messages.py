@@ -386,7 +386,8 @@ def test_thinking_that_is_not_to_be_shown_leaves_an_empty_block() -> None:
 
 def test_thinking_is_counted_whether_it_is_shown_or_not() -> None:
     tokenizer = make_tokenizer(TEMPLATES["think_open"])
-    llm = LLM(build("llama", {"vocab_size": len(tokenizer)}), tokenizer=tokenizer, num_blocks=40)
+    # By this seed, the last token has a text.
+    llm = LLM(build("llama", {"vocab_size": len(tokenizer)}, seed=1), tokenizer=tokenizer, num_blocks=40)
 
     async def scenario(client: httpx.AsyncClient) -> None:
         shown, hidden = [
