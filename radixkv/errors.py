@@ -126,3 +126,8 @@ class DrainingError(EngineError):
 
 class EngineDeadError(EngineError):
     """The engine's bookkeeping is broken, so it takes no further step; the cause says why."""
+
+
+def one_line(text: str) -> str:
+    """The beginning of an error message of other code, in one line."""
+    return " ".join(text.split())[:300]

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import torch
 import transformers
 
-from radixkv.errors import EngineError, UnsupportedModelError
+from radixkv.errors import EngineError, UnsupportedModelError, one_line
 from radixkv.model.lack_of_memory import is_lack_of_memory
 
 
@@ -33,8 +33,7 @@ def errors_of_model(model: transformers.PreTrainedModel) -> Iterator[None]:
         if is_lack_of_memory(error):
             raise
         name = model.config.name_or_path or type(model).__name__
-        reason = " ".join(str(error).split())
         raise UnsupportedModelError(
             f"{name}: {type(model).__name__} cannot compute a few tokens of text alone by this configuration: "
-            f"{type(error).__name__}: {reason:.300}"
+            f"{type(error).__name__}: {one_line(str(error))}"
         ) from error

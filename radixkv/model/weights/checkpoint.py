@@ -15,7 +15,7 @@ from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
 from transformers.quantizers import AutoHfQuantizer
 
-from radixkv.errors import ModelLoadError
+from radixkv.errors import ModelLoadError, one_line
 from radixkv.model.gguf.conversion import BLOCKS_FILE
 from radixkv.model.lack_of_memory import is_lack_of_memory
 from radixkv.model.quantised import METHODS, OtherLayoutError, QuantisedFiles, UnreadableError, quantisation_of
@@ -97,9 +97,8 @@ def _config_errors(folder: Path, *others: type[Exception]) -> Iterator[None]:
     try:
         yield
     except _OF_CONFIG + others as error:
-        reason = " ".join(str(error).split())
         raise ModelLoadError(
-            f"{folder}: transformers makes no model of its configuration: {type(error).__name__}: {reason:.300}"
+            f"{folder}: transformers makes no model of its configuration: {type(error).__name__}: {one_line(str(error))}"
         ) from error
 
 

@@ -7,10 +7,10 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
+from radixkv.errors import one_line
 from radixkv.sampling.json_schema.prepare import (
     json_options,
     locate_refusal,
-    one_line,
     prepare_schema,
     without_patterns,
 )

@@ -6,8 +6,9 @@ import json
 import re
 from typing import Any, Literal, NamedTuple
 
+from radixkv.errors import one_line
 from radixkv.sampling.grammar.structural_tag import structural_tag_grammar
-from radixkv.sampling.json_schema.prepare import MAX_NAME_CHARACTERS, json_options, one_line, prepare_schema
+from radixkv.sampling.json_schema.prepare import MAX_NAME_CHARACTERS, json_options, prepare_schema
 from radixkv.sampling_params import StructuredOutputsParams
 
 _MAX_CHARACTERS = 131_072

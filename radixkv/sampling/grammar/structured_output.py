@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from radixkv.errors import StructuredOutputError
+from radixkv.errors import StructuredOutputError, one_line
 from radixkv.model.text_interface import TextInterface
 from radixkv.sampling.grammar.answer_frames import frame_text, framed
 from radixkv.sampling.grammar.budget import GrammarBudget
@@ -38,7 +38,6 @@ from radixkv.sampling.grammar.tokenizer import grammar_tokenizer
 from radixkv.sampling.json_schema.prepare import (
     locate_refusal,
     not_to_compile,
-    one_line,
     parts_with_more_names,
     parts_with_patterns,
 )

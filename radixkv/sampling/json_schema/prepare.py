@@ -183,11 +183,6 @@ def locate_refusal(schemas: Iterable[Any], message: str) -> str:
     return f"{', '.join(paths[:5])}: this{value} cannot be enforced ({message})"
 
 
-def one_line(text: str) -> str:
-    """The beginning of an error message, in one line."""
-    return " ".join(text.split())[:300]
-
-
 def _subschemas(schema: Any) -> Iterator[tuple[str, dict[str, Any]]]:
     """Every schema within a schema, itself included, with its path as a JSON pointer (``#`` is the whole)."""
     pending: list[tuple[str, Any]] = [("#", schema)]
