@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,6 +36,13 @@ from radixkv.tiers.stack import Span
 # The time that a load or a look-up may take while that of computing is unknown; once it is known, the time beyond twice it.
 _MAX_SECONDS = 5.0
 _SLACK_SECONDS = 0.05
+
+
+class _Room(NamedTuple):
+    """Where a load's blocks may come from; see `PrefixLoads.find_or_load`."""
+
+    num_spare_blocks: Callable[[], int]
+    others_give_way: bool
 
 
 class PrefixLoads:
@@ -121,7 +129,7 @@ class PrefixLoads:
         spans = self._look_ups.answer(look_up)
         if spans is None:
             return self._wait_on(prefix)
-        return self._load_found(prefix, look_up, spans, num_spare_blocks, others_give_way)
+        return self._load_found(prefix, look_up, spans, _Room(num_spare_blocks, others_give_way))
 
     def yields(self, group: SequenceGroup) -> bool:
         """Whether the group, when it was looked at last, left blocks to others that wait for loads."""
@@ -229,14 +237,7 @@ class PrefixLoads:
         self._end_waiting(prefix)
         return False
 
-    def _load_found(
-        self,
-        prefix: WaitingPrefix,
-        look_up: LookUp,
-        spans: list[Span],
-        num_spare_blocks: Callable[[], int],
-        others_give_way: bool,
-    ) -> bool:
+    def _load_found(self, prefix: WaitingPrefix, look_up: LookUp, spans: list[Span], room: _Room) -> bool:
         """Wait for what a look-up has found, as far as it is not cached by now; False: there is nothing worth loading."""
         group = prefix.group
         num_tokens = self._cache.match(group.prefill_token_ids, group.request.namespace)
@@ -250,7 +251,7 @@ class PrefixLoads:
                 self._end_waiting(prefix)
             prefix.version = self._cache.version
             return False
-        return self._join_or_begin_load(prefix, look_up, spans, num_cached, num_spare_blocks, others_give_way)
+        return self._join_or_begin_load(prefix, look_up, spans, num_cached, room)
 
     def _note_missing(self, group: SequenceGroup, look_up: LookUp) -> None:
         """Tell the transfers which block tiers lacked, if that is where an admitted group begins to compute."""
@@ -267,13 +268,7 @@ class PrefixLoads:
         return _MAX_SECONDS if computing is None else _SLACK_SECONDS + 2 * computing
 
     def _join_or_begin_load(
-        self,
-        prefix: WaitingPrefix,
-        look_up: LookUp,
-        spans: list[Span],
-        num_cached: int,
-        num_spare_blocks: Callable[[], int],
-        others_give_way: bool,
+        self, prefix: WaitingPrefix, look_up: LookUp, spans: list[Span], num_cached: int, room: _Room
     ) -> bool:
         """Wait for a running load, or begin one; False: there is none, and the group computes what it lacks."""
         shared = self._active.shared(look_up.namespace, look_up.tokens, num_cached) if prefix.may_load else None
@@ -287,19 +282,12 @@ class PrefixLoads:
             return True
         if prefix.may_load and not self._active.reader_hangs():
             if self._rates.choose_loading(spans, self._num_tokens(look_up, spans), self._active.seconds_left):
-                return self._begin_load(prefix, look_up, spans, num_spare_blocks, others_give_way)
+                return self._begin_load(prefix, look_up, spans, room)
             self.num_not_worth_it += 1
         self._end_waiting(prefix)
         return False
 
-    def _begin_load(
-        self,
-        prefix: WaitingPrefix,
-        look_up: LookUp,
-        spans: list[Span],
-        num_spare_blocks: Callable[[], int],
-        others_give_way: bool,
-    ) -> bool:
+    def _begin_load(self, prefix: WaitingPrefix, look_up: LookUp, spans: list[Span], room: _Room) -> bool:
         """Reserve blocks for a new load, or yield to others' claims; False: there are too few, and nothing is loaded."""
         cache, group, request = self._cache, prefix.group, prefix.group.request
         nothing_runs = cache.num_available_blocks == cache.num_blocks  # and nothing is loaded
@@ -307,10 +295,10 @@ class PrefixLoads:
         # With what is cached, which the table locks, and what the group computes after the load: otherwise running groups
         # would be preempted for the load, or its blocks evicted before the group fits. Where others give way, they do so once
         # the load is done; for one that would leave their blocks to other groups, nobody does.
-        tokens = group.prefill_token_ids[: stop * size] if others_give_way else group.prefill_token_ids
-        missing = cache.demand(tokens, request.namespace).num_blocks - num_spare_blocks()
+        tokens = group.prefill_token_ids[: stop * size] if room.others_give_way else group.prefill_token_ids
+        missing = cache.demand(tokens, request.namespace).num_blocks - room.num_spare_blocks()
         num_claimed = 0 if nothing_runs else self._claims.of_others(prefix.claim)
-        if missing > 0 and not (others_give_way and num_claimed):
+        if missing > 0 and not (room.others_give_way and num_claimed):
             return False
         if missing + num_claimed > 0:
             self._claims.leave_to_others(prefix.claim)
