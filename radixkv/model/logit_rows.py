@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 import transformers
@@ -22,15 +22,20 @@ def head_of_all_rows(model: transformers.PreTrainedModel) -> nn.Module | None:
     return head
 
 
-def given_rows(head: nn.Module | None, rows: torch.Tensor) -> AbstractContextManager[Any]:
-    """Within, a head is given only these rows of its input.
+@contextmanager
+def wanted_rows(head: nn.Module | None, rows: torch.Tensor) -> Iterator[dict[str, torch.Tensor]]:
+    """Within, a model computes only the logits of these rows, if it is called with the arguments that this gives.
 
     Args:
-        head: from `head_of_all_rows`; None: nothing is changed.
+        head: from `head_of_all_rows`, which is given only these rows of its input; None: an argument tells the model.
         rows: int64 indices.
     """
+    if head is None:
+        yield {ARGUMENT: rows}
+        return
 
     def select(_: nn.Module, inputs: tuple[torch.Tensor]) -> torch.Tensor:
         return inputs[0].index_select(1, rows)
 
-    return nullcontext() if head is None else head.register_forward_pre_hook(select)
+    with head.register_forward_pre_hook(select):
+        yield {}

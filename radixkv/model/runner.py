@@ -30,7 +30,7 @@ from radixkv.model.forward_pass import Attend, ForwardPass, RunChain, running
 from radixkv.model.graphs.compiled_layers import compile_layers, uncompile_layers
 from radixkv.model.layer_probe import attend_nothing
 from radixkv.model.loader import LoadedModel
-from radixkv.model.logit_rows import ARGUMENT, given_rows, head_of_all_rows
+from radixkv.model.logit_rows import head_of_all_rows, wanted_rows
 from radixkv.model.model_input import ModelInput
 from radixkv.model.native import Chain, layers_over
 from radixkv.model.replacement.deferred_rotation import DeferredRotation, set_rotate_first
@@ -289,12 +289,12 @@ class ModelRunner:
         """
         token = running.set(ForwardPass(attend, run_chain))
         try:
-            with given_rows(self._head, rows):
+            with wanted_rows(self._head, rows) as arguments:
                 output = self._model(
                     input_ids=token_ids.unsqueeze(0),
                     position_ids=None if positions is None else positions.unsqueeze(0),
                     use_cache=False,
-                    **({ARGUMENT: rows} if self._head is None else {}),
+                    **arguments,
                 )
         finally:
             running.reset(token)
