@@ -9,16 +9,16 @@ import pytest
 from rich.console import Console
 from support.model_zoo import build_shallow
 
-from radixkv.bench.tiers import benefit, working_set
+from radixkv.bench.tiers import benefit, first_tokens, working_set, writing
 from radixkv.bench.tiers.benefit import run_tiers
 
 
 @pytest.mark.usefixtures("loads_are_worth_it")  # a tiny model computes about as fast as a tier reads
 def test_every_row_is_measured_and_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(benefit, "RESTARTS", ((100, 0), (100, 20), (300, 20)))
+    monkeypatch.setattr(first_tokens, "RESTARTS", ((100, 0), (100, 20), (300, 20)))
     monkeypatch.setattr(working_set, "DOCUMENT_TOKENS", 40)
-    monkeypatch.setattr(benefit, "UNRELATED_TOKENS", 40)
-    monkeypatch.setattr(benefit, "UNRELATED_ANSWER", 4)
+    monkeypatch.setattr(writing, "UNRELATED_TOKENS", 40)
+    monkeypatch.setattr(writing, "UNRELATED_ANSWER", 4)
     build_shallow("llama").save_pretrained(tmp_path / "model")
     path, plot = tmp_path / "figures.json", tmp_path / "figures.svg"
     run_tiers(Console(quiet=True), str(tmp_path / "model"), 8, 3, 1, str(tmp_path / "shared"), path, plot)
