@@ -149,7 +149,7 @@ class Admission:
                         self._in_flight_prefixes.remove(victim)
                 self._in_flight_prefixes.add(group)
                 starting.append(group)
-                num_uncached = self._waiting.num_uncached(group)
+                num_uncached = self._waiting.num_uncached(group, look_up=True)
                 num_reused = len(group.prefill_token_ids) - num_uncached
                 usage.add(group, self._shares.prompt_service(group.request, num_uncached - 1, num_reused))
         return victims, starting

@@ -138,9 +138,16 @@ class WaitingQueue:
         candidates.sort(key=lambda item: (item[0][:2], -item[1].num_cached, item[0]))
         return [entry.group for _, entry in candidates]
 
-    def num_uncached(self, group: SequenceGroup) -> int:
-        """Tokens of the group's prompt that were not cached when it was last looked up."""
-        return self._entry(group).num_uncached
+    def num_uncached(self, group: SequenceGroup, look_up: bool = False) -> int:
+        """Tokens of the group's prompt that were not cached when it was last looked up.
+
+        Args:
+            look_up: look it up now, if the tree has changed since.
+        """
+        entry = self._entry(group)
+        if look_up:
+            self._look_up(entry)
+        return entry.num_uncached
 
     def may_be_passed(self, group: SequenceGroup) -> bool:
         """Whether others may overtake a group that does not fit: only a new one, ``max_overtaken`` times at most."""

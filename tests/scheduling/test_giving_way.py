@@ -264,6 +264,24 @@ def test_a_tenant_claims_as_much_as_it_will_not_have_been_charged_for(
     driver.run()
 
 
+def test_a_tenant_claims_no_more_for_what_was_cached_since_it_was_queued() -> None:
+    """With all slots taken, nothing looks prompts up again: it lost the claim to its second request by what is now cached."""
+    driver = SchedulerDriver(max_num_seqs=6, budget=16)
+    driver.add_several(6, 3, max_new=200, tenant="a")
+    driver.steps(2)
+    stem = prompt(160)
+    for tokens in ([*stem, *prompt(7)], prompt(3)):
+        driver.add(tokens, max_new=1, tenant="b")
+    driver.add(prompt(3), n=4, tenant="c")  # as in the test before this one
+    table = driver.cache.open(stem)
+    driver.cache.reserve(table, len(stem))
+    driver.cache.append(table, stem)
+    driver.cache.close(table)
+    driver.step()
+    assert driver.scheduler.num_preemptions == 2
+    driver.run()
+
+
 def test_others_wait_only_one_step_for_what_lacks_blocks_although_they_gave_way_for_it() -> None:
     driver = SchedulerDriver(num_blocks=64, max_num_seqs=2, budget=128)
     for length in (110, 70):
