@@ -33,6 +33,7 @@ ANSWER: list[tuple[str, type[AnswerPiece] | None]] = [
     ("Hm", ReasoningPiece),
     ("<|im_start|>", ReasoningPiece),
     (", ü", ReasoningPiece),
+    ("<|im_start|>", ReasoningPiece),
     (f"{NEXT}commentary<|message|>", None),
     ("Wait", TextPiece),
     (f"{NEXT}analysis<|message|>", ReasoningPiece),
@@ -49,8 +50,8 @@ def ways_to_cut(length: int) -> Iterator[list[int]]:
         yield [0, *(position for position in range(1, length) if chosen >> (position - 1) & 1), length]
 
 
-def token_ids_of(kind: type[AnswerPiece], located: Sequence[LocatedPiece]) -> list[int]:
-    return [token.token_id for piece, tokens in located if isinstance(piece, kind) for token in tokens]
+def tokens_of_text(located: Sequence[LocatedPiece]) -> list[int]:
+    return [token.token_id for piece, tokens in located if isinstance(piece, TextPiece) for token in tokens]
 
 
 @pytest.mark.parametrize("text_is_late", [False, True])
@@ -72,8 +73,8 @@ def test_tokens_do_not_depend_on_how_the_answer_was_cut(text_is_late: bool) -> N
             logprobs = [{index: Logprob(-1.0, 1, shown[index])} for index in token_ids]
             output = CompletionOutput(0, text, token_ids, logprobs=logprobs)
             located += tokens.locate(output, reader.read(0, text, number == len(parts)))
-        for kind in (TextPiece, ReasoningPiece):
-            assert token_ids_of(kind, located) == [index for index, (_, of) in enumerate(ANSWER) if of is kind], cuts
+        assert tokens_of_text(located) == [index for index, (_, of) in enumerate(ANSWER) if of is TextPiece], cuts
+        assert tokens.num_reasoning == sum(of is ReasoningPiece for _, of in ANSWER), cuts
         assert all(list(token.logprobs) == [token.token_id] for _, tokens in located for token in tokens)
         assert "".join(piece.text for piece, _ in located if isinstance(piece, TextPiece)) == "HiWaitYes"
 
@@ -91,21 +92,19 @@ def test_tokens_of_a_call_before_a_thought_are_not_its_own() -> None:
     form = ChatFormat.of(make_tokenizer(TEMPLATES["harmony"])).answer_form("", None)
     texts = Mock(bytes_of=lambda index: answer[index][0].encode(), is_left_out=lambda index: False)
     tokens, reader = AnswerTokens(TextLength(texts)), PieceReader(form)
-    located: list[LocatedPiece] = []
     for index, (text, _) in enumerate(answer):
         pieces = reader.read(0, text, index == len(answer) - 1)
-        located += tokens.locate(CompletionOutput(0, text, [index]), pieces)
-    assert token_ids_of(ReasoningPiece, located) == [index for index, (_, counts) in enumerate(answer) if counts]
+        tokens.locate(CompletionOutput(0, text, [index]), pieces)
+    assert tokens.num_reasoning == sum(counts for _, counts in answer)
 
 
 def test_a_space_that_is_left_out_moves_no_token() -> None:
     """The last token seemed to begin behind the text."""
     tokenizer = sentencepiece_tokenizer()
     token_ids = tokenizer.convert_tokens_to_ids(["▁", "▁He", "l", "o", "!"])
-    located = AnswerTokens(TextLength(TokenTexts(tokenizer))).locate(
-        CompletionOutput(0, "Helo!", token_ids), [ReadPiece(ReasoningPiece("Helo!"), len(" Helo!"))]
-    )
-    assert token_ids_of(ReasoningPiece, located) == token_ids
+    tokens = AnswerTokens(TextLength(TokenTexts(tokenizer)))
+    tokens.locate(CompletionOutput(0, "Helo!", token_ids), [ReadPiece(ReasoningPiece("Helo!"), len(" Helo!"))])
+    assert tokens.num_reasoning == len(token_ids)
 
 
 def test_a_token_that_begins_before_the_text_is_one_of_its_tokens() -> None:
@@ -118,8 +117,9 @@ def test_a_token_that_begins_before_the_text_is_one_of_its_tokens() -> None:
         ReadPiece(ToolCallBegin(0, "call_1", "f"), ends[5]),
     ]
     texts = Mock(bytes_of=lambda index: answer[index].encode(), is_left_out=lambda index: False)
-    located = AnswerTokens(TextLength(texts)).locate(CompletionOutput(0, "", [*range(len(answer))]), read)
-    assert [[token.token_id for token in tokens] for _, tokens in located] == [[0, 1], [2, 3], [4]]
+    tokens = AnswerTokens(TextLength(texts))
+    located = tokens.locate(CompletionOutput(0, "", [*range(len(answer))]), read)
+    assert (tokens.num_reasoning, tokens_of_text(located)) == (2, [2, 3])
 
 
 @pytest.mark.parametrize(
@@ -132,7 +132,7 @@ def test_a_token_that_begins_before_the_text_is_one_of_its_tokens() -> None:
 def test_special_tokens_among_thoughts_count(
     family: str, biases: dict[str, float], fields: dict[str, Any], end: str
 ) -> None:
-    """Each that is left out of the text moved the thoughts' last tokens behind them; markers are not left out."""
+    """Each that is left out of the text moved the last tokens behind the thoughts, or did not count; markers are not."""
     tokenizer = make_tokenizer(TEMPLATES[family])
     ids = tokenizer.get_vocab()
     llm = LLM(build("llama", {"vocab_size": len(tokenizer)}), tokenizer=tokenizer, num_blocks=40)
@@ -154,10 +154,8 @@ def test_special_tokens_among_thoughts_count(
         thought = tokenizer.convert_ids_to_tokens(token_ids[: token_ids.index(ids[end])])
         assert whole["choices"][0]["message"]["reasoning"] == thought.count("Z") * "Z" != ""
         assert ("<|start|>" in thought) == (family == "think_open")
-        # What is left out behind their last text is no part of them.
-        num_behind = thought[::-1].index("Z")
         last = json.loads(streamed.text.split("data: ")[-2])
         for usage in (whole["usage"], last["usage"]):
-            assert usage["completion_tokens_details"]["reasoning_tokens"] == len(thought) - num_behind
+            assert usage["completion_tokens_details"]["reasoning_tokens"] == len(thought)
 
     serve(llm, scenario)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from itertools import repeat
 from operator import attrgetter
@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from radixkv.outputs import CompletionOutput, Logprob
 from radixkv.server.output.logprobs import TextLength
-from radixkv.tools.pieces import AnswerPiece, ReadPiece, TextPiece
+from radixkv.tools.pieces import AnswerPiece, ReadPiece, ReasoningPiece, TextPiece
 
 
 class AnswerToken(NamedTuple):
@@ -28,7 +28,7 @@ class AnswerToken(NamedTuple):
 
 
 class LocatedPiece(NamedTuple):
-    """A piece and its tokens."""
+    """A piece, and its tokens if it is text."""
 
     piece: AnswerPiece
     tokens: Sequence[AnswerToken]
@@ -45,13 +45,20 @@ class AnswerTokens:
         tokens    |       |      ||        |  |
         piece        1       1  1     2     2
 
+    A token that is left out of the text is one of the thought, if that ends where it is.
+
+    Attributes:
+        num_reasoning: how many tokens the thoughts have so far.
+
     Args:
         length: of the answer's text, empty at first.
     """
 
     def __init__(self, length: TextLength) -> None:
+        self.num_reasoning = 0
         self._length = length
         self._unreached: list[AnswerToken] = []  # by any piece so far
+        self._thought_end = -1  # if the last piece is a thought
 
     def locate(self, output: CompletionOutput, pieces: Sequence[ReadPiece]) -> list[LocatedPiece]:
         """The pieces with their tokens.
@@ -65,6 +72,7 @@ class AnswerTokens:
             begin = self._length.characters
             self._length.add(token_id)
             self._unreached.append(AnswerToken(token_id, begin, self._length.characters, logprobs))
+        self._count_behind_thought()
         return [LocatedPiece(piece, self._take(piece, end)) for piece, end in pieces]
 
     def _take(self, piece: AnswerPiece, end: int) -> list[AnswerToken]:
@@ -72,8 +80,18 @@ class AnswerTokens:
         num_reached = bisect_left(self._unreached, end, key=attrgetter("begin"))
         reached = self._unreached[:num_reached]
         del self._unreached[:num_reached]
+        self._thought_end = -1
+        if isinstance(piece, ReasoningPiece):
+            self.num_reasoning += num_reached
+            self._thought_end = end
+            self._count_behind_thought()
         if not isinstance(piece, TextPiece):
-            return reached
+            return []
         begin = end - len(piece.text)
         # A token that is only part of a character ends where it begins.
         return [token for token in reached if token.end > begin or token.begin == begin]
+
+    def _count_behind_thought(self) -> None:
+        num_behind = bisect_right(self._unreached, self._thought_end, key=attrgetter("end"))
+        del self._unreached[:num_behind]
+        self.num_reasoning += num_behind

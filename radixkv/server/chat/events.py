@@ -35,7 +35,7 @@ from radixkv.server.service import Service
 from radixkv.server.time_limits import Deadlines
 from radixkv.serving.answer_reader import PieceReader
 from radixkv.tools.chat_format import AnswerForm
-from radixkv.tools.pieces import AnswerPiece, ReadPiece, ReasoningPiece, ToolCallArguments, ToolCallBegin
+from radixkv.tools.pieces import AnswerPiece, ReadPiece, ToolCallArguments, ToolCallBegin
 
 ChatFinishReason = Literal["stop", "length", "tool_calls"]
 
@@ -162,7 +162,6 @@ class ChatEvents:
         self._kept: Mapping[float, int] = {}
         self._new_length = new_length
         self._tokens: dict[int, AnswerTokens] = {}  # by choice
-        self._num_reasoning_tokens = 0
 
     @property
     def calls_required(self) -> bool:
@@ -173,7 +172,7 @@ class ChatEvents:
     def usage(self) -> Usage:
         """Tokens so far."""
         usage = self.generation.usage
-        usage.completion_tokens_details.reasoning_tokens = self._num_reasoning_tokens
+        usage.completion_tokens_details.reasoning_tokens = sum(tokens.num_reasoning for tokens in self._tokens.values())
         if self._keeper.is_needed:
             usage.prompt_tokens_details.cache_write_tokens = sum(self.num_written.values())
         return usage
@@ -240,14 +239,12 @@ class ChatEvents:
             self._kept = await self._keeper.kept()
 
     def _located(self, delta: ChoiceDelta, read: Sequence[ReadPiece]) -> list[LocatedPiece]:
-        """New pieces with their tokens, of which those of reasoning are counted."""
+        """New pieces with their tokens."""
         if self._new_length is None:
             return [LocatedPiece(piece, ()) for piece, _ in read]
         if delta.choice not in self._tokens:
             self._tokens[delta.choice] = AnswerTokens(self._new_length())
-        located = self._tokens[delta.choice].locate(delta.output, read)
-        self._num_reasoning_tokens += sum(len(tokens) for piece, tokens in located if isinstance(piece, ReasoningPiece))
-        return located
+        return self._tokens[delta.choice].locate(delta.output, read)
 
     async def collect(self) -> list[ChatEvent]:
         """All choices, complete: one event for each, without the tokens of its pieces."""
