@@ -9,11 +9,12 @@ from typing import Any
 
 from radixkv.errors import one_line
 from radixkv.sampling.json_schema.prepare import (
-    json_options,
     locate_refusal,
     prepare_schema,
+    with_json_options,
     without_patterns,
 )
+from radixkv.sampling.json_schema.unsatisfiable import leave_out_unsatisfiable
 from radixkv.tools.grammar import AnswerFrame
 
 _log = logging.getLogger(__name__)
@@ -52,7 +53,7 @@ def framed(frame: str, content: str, refusal: Callable[[str], str | None]) -> st
     answer, *parts = json.loads(frame)
     for part in parts:
         schema = part["json_schema"]
-        reason = refusal(json.dumps(schema))
+        reason = leave_out_unsatisfiable(schema, refusal)
         if reason is None:
             continue
         problem = f"the parameters of {schema['title']!r:.200} cannot be enforced: {locate_refusal([schema], reason)}"
@@ -76,10 +77,8 @@ def framed(frame: str, content: str, refusal: Callable[[str], str | None]) -> st
 def _prepared(schema: Any) -> Any:
     try:
         # A copy, because it is rewritten.
-        prepared = prepare_schema(json.loads(json.dumps(schema)))
+        return with_json_options(prepare_schema(json.loads(json.dumps(schema))))
     except (TypeError, ValueError, RecursionError) as error:
         raise ValueError(
             f"tools: the parameters of {schema['title']!r:.200} cannot be read: {one_line(str(error))}"
         ) from error
-    prepared["x-guidance"] = {**json_options(prepared), **prepared["x-guidance"]}
-    return prepared

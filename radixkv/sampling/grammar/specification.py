@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable
 from typing import Any, Literal, NamedTuple
 
 from radixkv.errors import one_line
 from radixkv.sampling.grammar.structural_tag import structural_tag_grammar
-from radixkv.sampling.json_schema.prepare import MAX_NAME_CHARACTERS, json_options, prepare_schema
+from radixkv.sampling.json_schema.prepare import MAX_NAME_CHARACTERS, prepare_schema, with_json_options
 from radixkv.sampling_params import StructuredOutputsParams
 
 _MAX_CHARACTERS = 131_072
 _SCHEMA = re.compile(r"%json\s*(?=\{)")
+# After what may look like one. What is not closed is read to its end, because it is refused in any case.
+_COMMENT = re.compile(r'("(?:\\.|[^"\\\n])*"?|<[^<>\s]+>|/(?:\\.|[^/\\])+/?)|(?:\#|//)[^\n]+', re.DOTALL)
 # In GBNF; a backslash that is escaped itself begins no number.
 _NUMBERED = re.compile(r"\\(?:u([0-9a-fA-F]{4})|U([0-9a-fA-F]{8})|.)", re.DOTALL)
 _GBNF_RULE = re.compile(r"^[ \t]*[\w-]+\s*::=", re.MULTILINE)
@@ -52,43 +55,34 @@ class Specification(NamedTuple):
             )
         return spec
 
-    def grammar(self) -> tuple[str, list[Any]]:
+    def grammar(self, prepare: Callable[[Any], Any] = prepare_schema) -> tuple[str, list[Any]]:
         """It in llguidance's format, and the JSON schemas in that.
+
+        Args:
+            prepare: checks a schema and rewrites it, in place, for the compiler.
 
         Raises:
             ValueError: it is malformed.
         """
+        from llguidance import LLMatcher
+
         try:
             match self.kind:
                 case "json":
-                    schema = prepare_schema(json.loads(self.text))
-                    return _schema_grammar(schema), [schema]
+                    schema = prepare(json.loads(self.text))
+                    return LLMatcher.grammar_from_json_schema(json.dumps(with_json_options(schema))), [schema]
                 case "structural_tag":
                     tag = json.loads(self.text)
-                    return structural_tag_grammar(tag), [structure["schema"] for structure in tag["structures"]]
+                    grammar = structural_tag_grammar(tag, prepare)
+                    return grammar, [structure["schema"] for structure in tag["structures"]]
                 case "grammar":
-                    return _lark_grammar(self.text)
-            return _regex_grammar(self.text), []
+                    return _lark_grammar(self.text, prepare)
+            return LLMatcher.grammar_from_regex(self.text), []
         except (ValueError, RecursionError) as error:
             raise ValueError(f"structured_outputs: {self.kind} cannot be read: {one_line(str(error))}") from error
 
 
-def _schema_grammar(schema: Any) -> str:
-    from llguidance import LLMatcher
-
-    # Only object schemas accept options; the schemas true and false allow everything and nothing.
-    if isinstance(schema, bool):
-        return LLMatcher.grammar_from_json_schema(json.dumps(schema))
-    return LLMatcher.grammar_from_json_schema(json.dumps(schema), defaults=json_options(schema))
-
-
-def _regex_grammar(text: str) -> str:
-    from llguidance import LLMatcher
-
-    return LLMatcher.grammar_from_regex(text)
-
-
-def _lark_grammar(text: str) -> tuple[str, list[Any]]:
+def _lark_grammar(text: str, prepare: Callable[[Any], Any]) -> tuple[str, list[Any]]:
     """Of a grammar in Lark's syntax, or in GBNF: it in llguidance's format, and the JSON schemas in it, prepared."""
     from llguidance import LLMatcher
     from llguidance.gbnf_to_lark import gbnf_to_lark
@@ -98,9 +92,10 @@ def _lark_grammar(text: str) -> tuple[str, list[Any]]:
             text = gbnf_to_lark(_NUMBERED.sub(_spelled_out, text))
         except Exception as error:  # the converter raises plain Exception
             raise ValueError(str(error)) from error
+    text = _COMMENT.sub(r"\1", text)
     schemas: list[Any] = []
     written, done = "", 0
-    # Wherever one stands, in strings and comments, too: one that is missed could end the process. In a string, where quotes
+    # Wherever one stands, in strings, too: one that is missed could end the process. In a string, where quotes
     # are escaped, only an empty one would be read, which ends nothing: that stays as it is.
     while found := _SCHEMA.search(text, done):
         written += text[done : found.end()]
@@ -112,8 +107,8 @@ def _lark_grammar(text: str) -> tuple[str, list[Any]]:
         if not schema and _ends_in_string(text[:done]):
             continue
         done = end
-        schemas.append(prepare_schema(schema))
-        written += json.dumps({"x-guidance": json_options(schema), **schema})
+        schemas.append(prepare(schema))
+        written += json.dumps(with_json_options(schema))
     return LLMatcher.grammar_from_lark(written + text[done:]), schemas
 
 

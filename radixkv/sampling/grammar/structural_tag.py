@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
-from radixkv.sampling.json_schema.prepare import json_options, prepare_schema
+from radixkv.sampling.json_schema.prepare import with_json_options
 
 
-def structural_tag_grammar(tag: Any) -> str:
+def structural_tag_grammar(tag: Any, prepare: Callable[[Any], Any]) -> str:
     """A structural tag in llguidance's format.
 
     Args:
         tag: ``{"triggers": [text], "structures": [{"begin": text, "schema": schema, "end": text}]}``.
+        prepare: checks a schema and rewrites it, in place, for the compiler.
 
     Raises:
         ValueError: it is malformed, a schema is too large, or a structure begins with no trigger.
@@ -35,11 +37,10 @@ def structural_tag_grammar(tag: Any) -> str:
         trigger = next((trigger for trigger in triggers if begin.startswith(trigger)), None)
         if trigger is None:
             raise ValueError(f"expected 'begin' to start with one of the triggers, got {begin!r:.80}")
-        schema = prepare_schema(structure["schema"])
+        schema = prepare(structure["schema"])
         if isinstance(schema, bool):
             raise ValueError(f"expected 'schema' to be an object, got {schema}")
-        schema = {"x-guidance": json_options(schema), **schema}
-        tags.append(StructTag(trigger=trigger, begin=begin, grammar=schema, end=end))
+        tags.append(StructTag(trigger=trigger, begin=begin, grammar=with_json_options(schema), end=end))
     # As text: special tokens are markers of the chat template, and no answer contains them.
     grammar: str = LLMatcher.grammar_from_lark(StructTag.to_grammar(tags, assume_special=False))
     return grammar

@@ -40,7 +40,9 @@ from radixkv.sampling.json_schema.prepare import (
     not_to_compile,
     parts_with_more_names,
     parts_with_patterns,
+    prepare_schema,
 )
+from radixkv.sampling.json_schema.unsatisfiable import leave_out_unsatisfiable, unsatisfiable_reference
 from radixkv.sampling_params import StructuredOutputsParams
 from radixkv.threads import run_with_deep_stack
 
@@ -256,19 +258,40 @@ class GrammarCompiler:
 
     def _compile(self, spec: Specification | None, frame: str | None) -> GrammarState:
         tokenizer = self._prepared_tokenizer()  # first: it raises if llguidance is not installed
-        content, schemas = ("", []) if spec is None else spec.grammar()
+        attempt = self._attempt(spec, frame, prepare_schema)
+        if isinstance(attempt, str) and unsatisfiable_reference(attempt) is not None:
+            again = self._attempt(spec, frame, self._prepared_again)
+            attempt = attempt if isinstance(again, str) else again
+        if isinstance(attempt, str):
+            name = "tools: their calls" if spec is None else f"structured_outputs: {spec.kind}"
+            raise ValueError(f"{name} cannot be followed: {attempt}")
+        return GrammarState(attempt, tokenizer.vocab_size, self._shared, GrammarBudget())
+
+    def _attempt(
+        self, spec: Specification | None, frame: str | None, prepare: Callable[[Any], Any]
+    ) -> llguidance.LLMatcher | str:
+        """The grammar of whole answers, compiled, or why it is refused.
+
+        Args:
+            prepare: see `Specification.grammar`.
+        """
+        content, schemas = ("", []) if spec is None else spec.grammar(prepare)
         reason = next(filter(None, map(not_to_compile, schemas)), None)
         if reason is None:
-            matcher = _matcher(tokenizer, content if frame is None else framed(frame, content, self._schema_refusal))
+            whole = content if frame is None else framed(frame, content, self._schema_refusal)
+            matcher = _matcher(self._prepared_tokenizer(), whole)
             reason = self._refusal_of(matcher, schemas)
         if reason is None and spec is not None and spec.kind == "grammar":
             reason = _TOO_MUCH_WORK if self._has_costly_part(content) else None
         if reason is None and frame is None and all(token in self._loaded.eos_token_ids for token in _allowed(matcher)):
             reason = "only the empty answer satisfies it"
-        if reason is not None:
-            name = "tools: their calls" if spec is None else f"structured_outputs: {spec.kind}"
-            raise ValueError(f"{name} cannot be followed: {locate_refusal(schemas, reason)}")
-        return GrammarState(matcher, tokenizer.vocab_size, self._shared, GrammarBudget())
+        return matcher if reason is None else locate_refusal(schemas, reason)
+
+    def _prepared_again(self, schema: Any) -> Any:
+        """A schema for the compiler, without references to what nothing satisfies, by which it was refused."""
+        schema = prepare_schema(schema)
+        leave_out_unsatisfiable(schema, self._schema_refusal)
+        return schema
 
     def _refusal_of_schema(self, text: str) -> str | None:
         """Why a schema, as JSON, is refused; None: it is not."""

@@ -3,7 +3,7 @@
 ::
 
     prepare.py              a whole schema: limits, what is said in other words, what is refused
-      references.py         what `$ref` leads to
+      references.py         what `$ref` leads to; unsatisfiable.py: that nothing satisfies it
       alternatives.py       oneOf
       names.py              propertyNames, patternProperties
       numbers.py            bounds and other numbers that the compiler cannot hold

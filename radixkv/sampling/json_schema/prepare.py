@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from radixkv.sampling.json_schema.alternatives import replace_one_of
 from radixkv.sampling.json_schema.formats import replace_format
@@ -20,9 +20,6 @@ from radixkv.sampling.json_schema.patterns import rewrite_pattern
 from radixkv.sampling.json_schema.references import References, escape_name, use_pointers
 from radixkv.sampling.json_schema.unique import UniqueItems
 from radixkv.tools.grammar import JSON_WHITESPACE
-
-if TYPE_CHECKING:
-    from llguidance._lib import JsonCompileOptions
 
 # Compile time grows with the square of a name's or regular expression's length: 0.2 s for the longest allowed.
 MAX_NAME_CHARACTERS = 8_192
@@ -58,18 +55,22 @@ _ENDLESS = re.compile(r"(?!.*\\[zZ])[^$]*|.*(?<!\\)[+*]\$", re.DOTALL)
 _NUMBERED = re.compile(r"\\u00[01]|\x7f")
 
 
-def json_options(schema: Any) -> JsonCompileOptions:
-    """How JSON of a prepared schema is written, as options for llguidance.
+def with_json_options(schema: Any) -> Any:
+    """A prepared schema that says how its JSON is written. What it says itself, in ``x-guidance``, comes first.
 
     Numbers of characters are left out where names that are neither properties nor of a pattern are allowed beside them,
     except where the schema needs numbers: llguidance would let a name that is written with one pass for one of these.
     """
+    if isinstance(schema, bool):  # has no place for it
+        return schema
     is_open = any(
         part.get("additionalProperties") is not False and (part.get("properties") or part.get("patternProperties"))
         for part in _objects(schema)
     )
     escapes = 'nrbtf\\"' + ("u" if not is_open or _NUMBERED.search(json.dumps(schema)) else "")
-    return {"whitespace_pattern": JSON_WHITESPACE, "json_allowed_escapes": escapes}
+    options = {"whitespace_pattern": JSON_WHITESPACE, "json_allowed_escapes": escapes}
+    own = schema.get("x-guidance", {})
+    return {**schema, "x-guidance": {**options, **own} if isinstance(own, dict) else own}
 
 
 def prepare_schema(schema: Any) -> Any:
@@ -85,7 +86,7 @@ def prepare_schema(schema: Any) -> Any:
         raise ValueError(reason)
     use_pointers(_walk(schema, _DATA))
     references = References(schema)
-    for _, part in [*_subschemas(schema)]:
+    for _, part in [*subschemas(schema)]:
         replace_property_names(part, references)
         replace_patterns_of_few_names(part, references)
     objects = _objects(schema)
@@ -94,7 +95,7 @@ def prepare_schema(schema: Any) -> Any:
     for part in objects:
         limit_bounds(part)
     unique_items = UniqueItems(references)
-    for _, part in _subschemas(schema):
+    for _, part in subschemas(schema):
         replace_format(part)
         rewrite_pattern(part)
         unique_items.replace(part)
@@ -154,7 +155,7 @@ def not_to_compile(schema: Any) -> str | None:
 def without_patterns(schema: Any) -> Any:
     """A copy of a schema in which strings have no patterns."""
     remaining = json.loads(json.dumps(schema))
-    for _, part in _subschemas(remaining):
+    for _, part in subschemas(remaining):
         part.pop("pattern", None)
     return remaining
 
@@ -173,7 +174,7 @@ def locate_refusal(schemas: Iterable[Any], message: str) -> str:
     paths = [
         f"{path}/{keyword}"
         for schema in schemas
-        for path, part in _subschemas(schema)
+        for path, part in subschemas(schema)
         for keyword, value in part.items()
         if keyword in refused or (unknown_format and keyword == "format" and value == unknown_format[1])
     ]
@@ -183,7 +184,7 @@ def locate_refusal(schemas: Iterable[Any], message: str) -> str:
     return f"{', '.join(paths[:5])}: this{value} cannot be enforced ({message})"
 
 
-def _subschemas(schema: Any) -> Iterator[tuple[str, dict[str, Any]]]:
+def subschemas(schema: Any) -> Iterator[tuple[str, dict[str, Any]]]:
     """Every schema within a schema, itself included, with its path as a JSON pointer (``#`` is the whole)."""
     pending: list[tuple[str, Any]] = [("#", schema)]
     while pending:

@@ -232,6 +232,33 @@ def test_what_looks_like_a_schema_in_a_string_of_a_grammar_is_text(llm: LLM) -> 
     assert accepts_text(llm, StructuredOutputsParams(grammar='root ::= "%json {}"'), "%json {}")
 
 
+def test_a_schema_within_a_comment_of_a_grammar_is_not_read(llm: LLM) -> None:
+    """The grammar was refused for it."""
+    refused = '%json {"enum": [1e999]} %json {"const": 9007199254740993}'
+    grammar = f"""# {refused}
+start: "#%json {{}} // " a /[#]\\/\\/ / <|im_start|> // "{refused}
+a: %json {{"const": "// #"}} # {refused}
+"""
+    spec = StructuredOutputsParams(grammar=grammar)
+    assert accepts_text(llm, spec, '#%json {} // "// #"#// <|im_start|>')
+    assert not accepts_text(llm, spec, '#%json {} // "// "')
+    with pytest.raises(ValueError, match="#/enum/0: expected a finite number"):
+        accepts_text(llm, StructuredOutputsParams(grammar=f"start: {refused}"), "")
+
+
+def test_how_a_schema_within_a_grammar_is_written_is_what_it_says_itself_beside_what_else_holds(llm: LLM) -> None:
+    """Where it said one thing, white space had no limit."""
+    schema = {"enum": [[1, 2]], "x-guidance": {"key_separator": ": ", "item_separator": ";"}}
+    for spec in ({"grammar": f"start: %json {json.dumps(schema)}"}, {"json": schema}):
+        for text, allowed in (("[1; 2]", True), ("[1,2]", False), ("[1;  2]", False)):
+            assert accepts_text(llm, StructuredOutputsParams(**spec), text) == allowed, (spec, text)
+    for options in (1, {"unknown": 1}):
+        with pytest.raises(ValueError, match=r"x-guidance|unknown"):
+            accepts_text(
+                llm, StructuredOutputsParams(grammar=f'start: %json {{"x-guidance": {json.dumps(options)}}}'), ""
+            )
+
+
 def test_references_may_lead_through_thousands_of_definitions(llm: LLM) -> None:
     """They overflowed the compiler's stack: one request ended the server."""
     for refer in (
