@@ -32,10 +32,12 @@ def replace_property_names(part: dict[str, Any], references: References) -> None
     names = part.get("propertyNames")
     if isinstance(names, dict) and "$ref" in names:
         names = references.target_of(names["$ref"])
-    if names == {"type": "string"}:
-        del part["propertyNames"]
+    if not isinstance(names, dict):
         return
-    if not isinstance(names, dict) or "properties" in part or "patternProperties" in part:
+    pattern = _pattern_of(names)
+    if pattern == ANY_NAME:
+        del part["propertyNames"]
+    if pattern == ANY_NAME or "properties" in part or "patternProperties" in part:
         return
     values = part.get("additionalProperties", True)
     match names:
@@ -46,11 +48,10 @@ def replace_property_names(part: dict[str, Any], references: References) -> None
             part["properties"] = dict.fromkeys(allowed, schema)
         case {"const": str() as name}:
             part["properties"] = {name: values}
-        case _:
-            pattern = _pattern_of(names)
-            if pattern is None:
-                return
+        case _ if pattern is not None:
             part["patternProperties"] = {pattern: values}
+        case _:
+            return
     part["additionalProperties"] = False
     del part["propertyNames"]
 
@@ -120,5 +121,5 @@ def _pattern_of(names: dict[str, Any]) -> str | None:
         case {"pattern": _}:
             return None
     if is_whole(shortest) and (longest == "" or is_whole(longest)):
-        return f"^(?s:.{{{shortest},{longest}}})$"
+        return f"^(?s:.{{{shortest},{longest}}})$" if shortest or longest != "" else ANY_NAME
     return None

@@ -61,6 +61,13 @@ def test_other_constraints_on_names_stay_as_they_are(keywords: dict[str, Any]) -
     assert prepare_schema(json.loads(json.dumps(schema))) == schema
 
 
+@pytest.mark.parametrize("names", [{}, {"type": "string", "title": "Key"}, {"pattern": ""}, {"$ref": "#/properties/a"}])
+def test_names_that_may_be_any_text_are_no_constraint(names: dict[str, Any]) -> None:
+    """Beside properties or patterns, the schema was refused for them, or for a pattern of ours."""
+    others = {"properties": {"a": {}}, "patternProperties": {"^b": {}}, "additionalProperties": False}
+    assert prepare_schema({"propertyNames": names, **others}) == others
+
+
 def test_names_that_are_one_of_a_few_keep_the_definitions_that_there_are(llm: LLM) -> None:
     numbers = {"propertyNames": {"const": "n"}, "additionalProperties": {"type": "integer"}}
     schema = {"$ref": "#/$defs/values-0", "$defs": {"values-0": {"type": "object", **numbers}}}
