@@ -131,3 +131,8 @@ class EngineDeadError(EngineError):
 def one_line(text: str) -> str:
     """The beginning of an error message of other code, in one line."""
     return " ".join(text.split())[:300]
+
+
+def first_line(error: Exception) -> str:
+    """The first line of what other code says of an error; its class where it says nothing."""
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)

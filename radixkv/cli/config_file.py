@@ -12,6 +12,7 @@ from typing import Any
 
 from radixkv.cli.options import ENVIRONMENT_PREFIX, command_line_fields, variable_of
 from radixkv.config import Config, EngineConfig, ModelConfig
+from radixkv.errors import one_line
 from radixkv.option_words import hint, nearest
 from radixkv.ray.options import PlacementConfig
 from radixkv.server.config import ServerConfig
@@ -89,7 +90,7 @@ def _read_table(path: Path) -> dict[str, Any]:
     try:
         table = yaml.safe_load(text)
     except yaml.YAMLError as error:
-        raise ValueError(f"{path}: not YAML: {' '.join(str(error).split())}") from None
+        raise ValueError(f"{path}: not YAML: {one_line(str(error))}") from None
     if not isinstance(table, dict | None):
         raise ValueError(f"{path}: expected options by name, got a {type(table).__name__}")
     return table or {}

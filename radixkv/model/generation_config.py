@@ -10,7 +10,7 @@ from typing import Any
 import transformers
 
 from radixkv.config import ModelConfig
-from radixkv.errors import ModelLoadError
+from radixkv.errors import ModelLoadError, first_line
 from radixkv.sampling_defaults import NO_DEFAULTS, SamplingDefaults, defaults_of_model, log_defaults, overridden
 
 _FILE = "generation_config.json"
@@ -74,7 +74,7 @@ def _read(folder: str | Path) -> transformers.GenerationConfig:
     try:
         read = transformers.GenerationConfig.from_pretrained(folder)
     except Exception as error:  # of a file of other contents, any can come
-        raise ValueError(next(iter(str(error).splitlines()), type(error).__name__)) from error
+        raise ValueError(first_line(error)) from error
     _end_tokens(read)
     return read
 

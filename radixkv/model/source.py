@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import huggingface_hub
 
-from radixkv.errors import ModelLoadError
+from radixkv.errors import ModelLoadError, first_line, one_line
 from radixkv.model.default_model import find_default_model, is_default_model
 from radixkv.model.gguf.conversion import ensure_converted
 from radixkv.model.hub import fetch
@@ -74,9 +74,9 @@ def load_errors(name: str) -> Iterator[None]:
     except (OSError, ValueError, KeyError) as error:
         if needs_code(error):
             raise ModelLoadError(f"{name}: it needs code that comes with it, which is never run here") from error
-        raise ModelLoadError(f"{name}: could not be loaded ({str(error).splitlines()[0]}); {_EXPECTED}") from error
+        raise ModelLoadError(f"{name}: could not be loaded ({first_line(error)}); {_EXPECTED}") from error
     except ImportError as error:
-        reason = " ".join(str(error).split())
+        reason = one_line(str(error))
         raise ModelLoadError(f"{name}: could not be loaded, for a package is missing: {reason}") from error
 
 
@@ -97,7 +97,7 @@ def _fetch(model: str, with_weights: bool) -> Path:
             _print_progress(f"fetching {model} from the hub")
         return fetch(model, with_weights)
     except Exception as error:  # of any class: there is no model to load
-        reason = " ".join(str(error).split())
+        reason = one_line(str(error))
         raise _missing(model, f"neither a folder here nor a model on the hub that can be reached ({reason})") from error
 
 

@@ -20,7 +20,7 @@ from jinja2 import TemplateError, TemplateSyntaxError
 from transformers.utils import logging as transformers_logging
 
 from radixkv.config import ModelConfig
-from radixkv.errors import ModelLoadError
+from radixkv.errors import ModelLoadError, first_line
 from radixkv.model.default_model import DEFAULT_MODEL_NAME
 from radixkv.model.source import load_errors, needs_code, resolve_folder
 from radixkv.model.text_interface import TextInterface
@@ -67,8 +67,9 @@ def read_tokenizer(folder: Path) -> Any:
         damaged = _damaged_file(folder)
         if damaged is None:
             return None  # without a tokenizer, the model serves token ids
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
-        raise ModelLoadError(f"{damaged}: expected a part of a tokenizer, it cannot be read ({reason})") from error
+        raise ModelLoadError(
+            f"{damaged}: expected a part of a tokenizer, it cannot be read ({first_line(error)})"
+        ) from error
 
 
 def _damaged_file(folder: Path) -> Path | None:

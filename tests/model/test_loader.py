@@ -29,7 +29,7 @@ from radixkv.model import compute_target
 from radixkv.model.default_model import find_default_model
 from radixkv.model.loader import load_model
 from radixkv.model.replacement.unused_parts import drop_unused_parts
-from radixkv.model.source import resolve_folder
+from radixkv.model.source import load_errors, resolve_folder
 
 
 def test_a_folder_without_a_tokenizer_serves_token_ids(checkpoint_given: Checkpoint) -> None:
@@ -228,6 +228,14 @@ def test_an_unknown_hub_id_is_refused_after_one_request(monkeypatch: pytest.Monk
     with pytest.raises(ModelLoadError, match=r"'unknown/model': neither a folder.*no network here"):
         load_model("unknown/model")
     assert requested == ["unknown/model"]
+
+
+@pytest.mark.parametrize(("error", "told"), [(ValueError(), "ValueError"), (OSError("\nfirst\nsecond"), "first")])
+def test_an_error_that_says_nothing_is_told_by_its_class(error: Exception, told: str) -> None:
+    """An IndexError was raised in its place, or nothing was told."""
+    match = rf"^some/model: could not be loaded \({told}\); expected a hub id"
+    with pytest.raises(ModelLoadError, match=match), load_errors("some/model"):
+        raise error
 
 
 def test_a_damaged_folder_is_refused(tmp_path: Path) -> None:

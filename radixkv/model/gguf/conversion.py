@@ -18,7 +18,7 @@ from typing import Any
 import xxhash
 from safetensors import SafetensorError
 
-from radixkv.errors import ModelLoadError
+from radixkv.errors import ModelLoadError, one_line
 from radixkv.model.default_model import packaged_digest
 from radixkv.model.model_cache import MANIFEST, cache_folder, let_others_read, mark_used, temporary_folder
 from radixkv.model.without_torch import call_with_torch
@@ -143,7 +143,7 @@ def _convert_into(folder: Path, gguf: Path, convert: Callable[[Path, Path], None
             "RADIXKV_CACHE to another one"
         ) from error
     except Exception as error:  # of any class: of what a damaged file says, gguf and transformers check little
-        reason = " ".join(str(error).split())
+        reason = one_line(str(error))
         raise ModelLoadError(f"{gguf} could not be converted ({type(error).__name__}: {reason})") from error
 
 

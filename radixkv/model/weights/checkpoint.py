@@ -15,7 +15,7 @@ from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
 from transformers.quantizers import AutoHfQuantizer
 
-from radixkv.errors import ModelLoadError, one_line
+from radixkv.errors import ModelLoadError, first_line, one_line
 from radixkv.model.gguf.conversion import BLOCKS_FILE
 from radixkv.model.lack_of_memory import is_lack_of_memory
 from radixkv.model.quantised import METHODS, OtherLayoutError, QuantisedFiles, UnreadableError, quantisation_of
@@ -139,10 +139,9 @@ def _memory_errors(folder: Path) -> Iterator[None]:
         raise ModelLoadError(f"{folder}: there is too little memory for its weights: {_reason(error)}") from error
 
 
-def _reason(error: Exception | str) -> str:
+def _reason(error: Exception) -> str:
     """The first sentence, without the check of torch's that failed, and without the advice that follows."""
-    lines = str(error).strip().splitlines() or [type(error).__name__]
-    return _FAILED_CHECK.sub("", lines[0]).partition(". ")[0]
+    return _FAILED_CHECK.sub("", first_line(error)).partition(". ")[0]
 
 
 def _defer(
@@ -204,7 +203,7 @@ def _open_quantised(
             raise ModelLoadError(
                 f"{folder}: quantization_config: expected what {by} writes, got {quantisation!r:.400} ({error})"
             ) from error
-    refusal: Exception | str = "it does not know the method"
+    refusal: Exception = ValueError("it does not know the method")
     try:
         # Of a method that it does not know, it would make up the weights.
         if AutoHfQuantizer.supports_quant_method(dict(quantisation)):
