@@ -28,7 +28,7 @@ from radixkv.model.positions.longrope import choose_factors
 from radixkv.model.positions.rotary_types import fix_dynamic
 from radixkv.model.quantisation_report import report_quantised
 from radixkv.model.replacement.deferred_rotation import defer_rotation, restore_rotation
-from radixkv.model.replacement.equivalence import compute_a_few_tokens, probe_attention
+from radixkv.model.replacement.probe import compute_a_few_tokens, probe_attention
 from radixkv.model.replacement.merged_linear import merge_linears
 from radixkv.model.replacement.unused_parts import drop_unused_parts
 from radixkv.model.source import load_errors, resolve_folder

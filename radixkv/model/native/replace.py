@@ -22,14 +22,9 @@ from radixkv.model.native.linear import NativeLinear, is_replaceable
 from radixkv.model.native.mlp import NativeGatedMLP
 from radixkv.model.native.norm import native_norms
 from radixkv.model.native.weights import BlockKeeper, WeightKeeper
-from radixkv.model.replacement.equivalence import (
-    Probe,
-    compute_a_few_tokens,
-    error_in_tolerances,
-    probe_attention,
-    record_calls,
-)
+from radixkv.model.replacement.equivalence import error_in_tolerances
 from radixkv.model.replacement.packed_linear import pack_linears
+from radixkv.model.replacement.probe import Probe, compute_a_few_tokens, probe_attention, record_calls
 from radixkv.model.replacement.replace_modules import is_unchanged
 from radixkv.model.weights.deferred import DeferredWeights, ProductsOfZeros
 from radixkv.model.weights.mapped import MappedWeights

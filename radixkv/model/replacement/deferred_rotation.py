@@ -17,7 +17,8 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from radixkv.model.attention_function import OWN_NAMES
 from radixkv.model.replacement.attention_parts import attention_parts
-from radixkv.model.replacement.equivalence import error_in_tolerances, probe_attention, record_calls
+from radixkv.model.replacement.equivalence import error_in_tolerances
+from radixkv.model.replacement.probe import probe_attention, record_calls
 from radixkv.model.replacement.replace_modules import replace_modules
 
 

@@ -7,100 +7,23 @@ pattern is compared with the original, on input of every size, at positions far 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
 import torch
-import transformers
 from torch import nn
 
-from radixkv.model.attention_function import OPTIONS, attention_by, obstacle
-from radixkv.model.layer_probe import see_itself, see_nothing
-from radixkv.model.own_errors import errors_of_model
-from radixkv.model.positions.window_mask import window_of
-from radixkv.model.replacement.replace_modules import is_unchanged
-from radixkv.model.replacement.watched_calls import watched_calls
+from radixkv.model.replacement.probe import Probe
 
 # How large the norm of a token's difference from the original's result may be, relative to the norm of that result.
 TOLERANCES = MappingProxyType({torch.float32: 1e-4, torch.float16: 4e-3, torch.bfloat16: 3e-2})
 # How much larger or smaller a result, or what it adds to its input, may be on average. Rounding has no direction; a factor
 # that the replacement lacks has, even one so near 1 that it is lost in what bfloat16 rounds.
 _MAX_FACTOR = 1.5e-2
-# How large a probe's tokens are. In the small ones a norm's epsilon shows, in the large ones that something is clipped.
-_PROBE_SIZES = (1e-3, 0.1, 1.0, 4.0, 16.0)
+# How large random tokens are, in turn. In the small ones a norm's epsilon shows, in the large ones that something is clipped.
+_SIZES = (1e-3, 0.1, 1.0, 4.0, 16.0)
 # Random numbers around 0 would hide that a module subtracts their mean.
-_PROBE_MEAN = 0.5
-
-
-@dataclass(slots=True)
-class Probe:
-    """What a model's modules were seen to do within `probe_attention`.
-
-    Attributes:
-        options: those of `OPTIONS` that each layer, by its index, gives its attention function; not of layers that give it
-            more, see `obstacle`.
-        attended: the queries, and the keys, of each call of the attention function, ``[1, heads, tokens, dim]``.
-        calls: the arguments that each module was last called with, see `record_calls`.
-    """
-
-    options: dict[int, dict[str, Any]] = field(default_factory=dict)
-    attended: list[torch.Tensor] = field(default_factory=list)
-    calls: dict[nn.Module, tuple[tuple[Any, ...], dict[str, Any]]] = field(default_factory=dict)
-
-
-@contextmanager
-def probe_attention(model: transformers.PreTrainedModel) -> Iterator[Probe]:
-    """Within, each token sees only itself, as it was rotated: real attention could hide how a few tokens were rotated.
-
-    Where a layer has an `obstacle`, they see nothing: `watch_layers` will refuse the model.
-    """
-    found = Probe()
-
-    def probe(
-        module: nn.Module,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        attention_mask: torch.Tensor | None,
-        **given: Any,
-    ) -> torch.Tensor:
-        found.attended.extend((query, key))
-        if obstacle(module, query, key, attention_mask, given) is not None:
-            return see_nothing(query, value)
-        layer_idx: Any = module.layer_idx
-        given["sliding_window"] = window_of(given.get("sliding_window"), attention_mask)
-        found.options[layer_idx] = {name: given[name] for name in OPTIONS if given.get(name) is not None}
-        return see_itself(query, key, value)
-
-    with attention_by(model, probe):
-        yield found
-
-
-def record_calls(model: transformers.PreTrainedModel, probe: Probe) -> None:
-    """Let a model compute a few tokens, and record the calls of those modules whose methods were not changed."""
-
-    def record(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        probe.calls[module] = args, kwargs
-
-    with watched_calls([module for module in model.modules() if is_unchanged(module)], record):
-        compute_a_few_tokens(model)
-
-
-def compute_a_few_tokens(model: transformers.PreTrainedModel) -> None:
-    """Let a model compute tokens whose positions are as far apart as they can be.
-
-    Raises:
-        UnsupportedModelError: its own code fails.
-    """
-    count = len(_PROBE_SIZES)
-    tokens = torch.arange(1, count + 1, device=model.device).unsqueeze(0)
-    # As far apart as they can be: rotation makes a difference, and some models scale queries at far positions only.
-    longest = getattr(model.config.get_text_config(), "max_position_embeddings", None) or 2**12
-    with errors_of_model(model):
-        model(input_ids=tokens, position_ids=tokens * ((longest - 1) // count), use_cache=False)
+_MEAN = 0.5
 
 
 def error_in_tolerances(replacement: nn.Module, original: nn.Module, probe: Probe) -> float:
@@ -142,9 +65,9 @@ def error_in_tolerances(replacement: nn.Module, original: nn.Module, probe: Prob
 
 def _random_tokens(like: torch.Tensor) -> torch.Tensor:
     """Random input of this shape, type and device, in which a token is of one of the sizes in turn."""
-    numbers = torch.randn(like.shape, generator=torch.Generator().manual_seed(0), dtype=torch.float32) + _PROBE_MEAN
+    numbers = torch.randn(like.shape, generator=torch.Generator().manual_seed(0), dtype=torch.float32) + _MEAN
     sizes = (
-        torch.tensor(_PROBE_SIZES, dtype=torch.float32)
+        torch.tensor(_SIZES, dtype=torch.float32)
         .repeat(like.numel())[: like.numel() // like.shape[-1]]
         .view(*like.shape[:-1], 1)
     )

@@ -8,7 +8,7 @@ import torch
 import transformers
 from torch import nn
 
-from radixkv.model.replacement.equivalence import compute_a_few_tokens, probe_attention
+from radixkv.model.replacement.probe import compute_a_few_tokens, probe_attention
 from radixkv.model.replacement.replace_modules import replace_modules
 from radixkv.model.replacement.watched_calls import watched_calls
 from radixkv.model.weights.deferred import ProductsOfZeros

@@ -25,8 +25,8 @@ from radixkv.model.replacement.deferred_rotation import (
     restore_rotation,
     set_rotate_first,
 )
-from radixkv.model.replacement.equivalence import probe_attention
 from radixkv.model.replacement.merged_linear import merge_linears
+from radixkv.model.replacement.probe import probe_attention
 from radixkv.model.runner import ModelRunner
 
 

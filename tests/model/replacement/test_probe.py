@@ -7,7 +7,7 @@ from threading import Barrier
 
 from support.model_zoo import build, logits
 
-from radixkv.model.replacement.equivalence import probe_attention
+from radixkv.model.replacement.probe import probe_attention
 
 
 def test_models_that_are_probed_at_a_time_in_two_threads_are_told_apart() -> None:

@@ -1,0 +1,89 @@
+"""What a model's modules do, observed while it computes a few tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import transformers
+from torch import nn
+
+from radixkv.model.attention_function import OPTIONS, attention_by, obstacle
+from radixkv.model.layer_probe import see_itself, see_nothing
+from radixkv.model.own_errors import errors_of_model
+from radixkv.model.positions.window_mask import window_of
+from radixkv.model.replacement.replace_modules import is_unchanged
+from radixkv.model.replacement.watched_calls import watched_calls
+
+# As many as there are sizes of random tokens by which modules are compared then.
+_NUM_TOKENS = 5
+
+
+@dataclass(slots=True)
+class Probe:
+    """What a model's modules were seen to do within `probe_attention`.
+
+    Attributes:
+        options: those of `OPTIONS` that each layer, by its index, gives its attention function; not of layers that give it
+            more, see `obstacle`.
+        attended: the queries, and the keys, of each call of the attention function, ``[1, heads, tokens, dim]``.
+        calls: the arguments that each module was last called with, see `record_calls`.
+    """
+
+    options: dict[int, dict[str, Any]] = field(default_factory=dict)
+    attended: list[torch.Tensor] = field(default_factory=list)
+    calls: dict[nn.Module, tuple[tuple[Any, ...], dict[str, Any]]] = field(default_factory=dict)
+
+
+@contextmanager
+def probe_attention(model: transformers.PreTrainedModel) -> Iterator[Probe]:
+    """Within, each token sees only itself, as it was rotated: real attention could hide how a few tokens were rotated.
+
+    Where a layer has an `obstacle`, they see nothing: `watch_layers` will refuse the model.
+    """
+    found = Probe()
+
+    def probe(
+        module: nn.Module,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        attention_mask: torch.Tensor | None,
+        **given: Any,
+    ) -> torch.Tensor:
+        found.attended.extend((query, key))
+        if obstacle(module, query, key, attention_mask, given) is not None:
+            return see_nothing(query, value)
+        layer_idx: Any = module.layer_idx
+        given["sliding_window"] = window_of(given.get("sliding_window"), attention_mask)
+        found.options[layer_idx] = {name: given[name] for name in OPTIONS if given.get(name) is not None}
+        return see_itself(query, key, value)
+
+    with attention_by(model, probe):
+        yield found
+
+
+def record_calls(model: transformers.PreTrainedModel, probe: Probe) -> None:
+    """Let a model compute a few tokens, and record the calls of those modules whose methods were not changed."""
+
+    def record(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        probe.calls[module] = args, kwargs
+
+    with watched_calls([module for module in model.modules() if is_unchanged(module)], record):
+        compute_a_few_tokens(model)
+
+
+def compute_a_few_tokens(model: transformers.PreTrainedModel) -> None:
+    """Let a model compute tokens whose positions are as far apart as they can be.
+
+    Raises:
+        UnsupportedModelError: its own code fails.
+    """
+    tokens = torch.arange(1, _NUM_TOKENS + 1, device=model.device).unsqueeze(0)
+    # As far apart as they can be: rotation makes a difference, and some models scale queries at far positions only.
+    longest = getattr(model.config.get_text_config(), "max_position_embeddings", None) or 2**12
+    with errors_of_model(model):
+        model(input_ids=tokens, position_ids=tokens * ((longest - 1) // _NUM_TOKENS), use_cache=False)
