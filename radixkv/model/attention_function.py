@@ -15,6 +15,7 @@ from radixkv.attention import AttentionOptions, NewTokens, Rotary
 from radixkv.model.forward_pass import running
 from radixkv.model.graphs.compiled_layers import opaque_attention
 from radixkv.model.positions.window_mask import is_of_model, make_mask, window_of
+from radixkv.model.silence import silence_transformers
 
 # By which transformers knows the engine's attention function, and the one that `attention_by` gives.
 ATTENTION_NAME = "radixkv"
@@ -63,17 +64,26 @@ def obstacle(
     return f"its layers add to attention what blocks do not hold: {', '.join(added)}" if added else None
 
 
+def set_attention(model: transformers.PreTrainedModel, name: str) -> None:
+    """Let a model attend by the function of this name, but for the parts whose code knows only its own.
+
+    transformers warns of each of those, and of each that is not there: text may call none of them.
+    """
+    with silence_transformers():
+        model.set_attn_implementation(name)
+
+
 @contextmanager
 def attention_by(model: transformers.PreTrainedModel, attend: Callable[..., torch.Tensor]) -> Iterator[None]:
     """Within, the model attends by this function, in this thread; then again by the one that it had."""
     implementation = model.config.get_text_config()._attn_implementation
-    model.set_attn_implementation(PROBE_NAME)
+    set_attention(model, PROBE_NAME)
     token = _attend.set(attend)
     try:
         yield
     finally:
         _attend.reset(token)
-        model.set_attn_implementation(implementation)
+        set_attention(model, implementation)
 
 
 def _attend_in_batch(

@@ -28,13 +28,14 @@ from radixkv.model.positions.longrope import choose_factors
 from radixkv.model.positions.rotary_types import fix_dynamic
 from radixkv.model.quantisation_report import report_quantised
 from radixkv.model.replacement.deferred_rotation import defer_rotation, restore_rotation
-from radixkv.model.replacement.probe import compute_a_few_tokens, probe_attention
 from radixkv.model.replacement.merged_linear import merge_linears
+from radixkv.model.replacement.probe import compute_a_few_tokens, probe_attention
 from radixkv.model.replacement.unused_parts import drop_unused_parts
+from radixkv.model.silence import silence_transformers
 from radixkv.model.source import load_errors, resolve_folder
 from radixkv.model.supported import check_supported
 from radixkv.model.text_interface import TextInterface
-from radixkv.model.tokenizer import chat_format_of, chosen_tokenizer, read_tokenizer, silence_transformers
+from radixkv.model.tokenizer import chat_format_of, chosen_tokenizer, read_tokenizer
 from radixkv.model.weights.checkpoint import read_checkpoint
 from radixkv.model.weights.deferred import DeferredWeights
 from radixkv.model.weights.shared import share_weights

@@ -25,7 +25,7 @@ from radixkv.cache import BlockCopy
 from radixkv.errors import UnsupportedModelError
 from radixkv.memory import KVPool, LayerShape
 from radixkv.memory.upload import to_device
-from radixkv.model.attention_function import ATTENTION_NAME
+from radixkv.model.attention_function import ATTENTION_NAME, set_attention
 from radixkv.model.forward_pass import Attend, ForwardPass, RunChain, running
 from radixkv.model.graphs.compiled_layers import compile_layers, uncompile_layers
 from radixkv.model.layer_probe import attend_nothing
@@ -74,7 +74,7 @@ class ModelRunner:
         self._checked: set[tuple[int, torch.dtype]] = set()
 
         self._model.eval()
-        self._model.set_attn_implementation(ATTENTION_NAME)
+        set_attention(self._model, ATTENTION_NAME)
         used = self._model.config.get_text_config()._attn_implementation
         if used != ATTENTION_NAME:
             raise UnsupportedModelError(f"{loaded.name}: the model keeps its own attention ({used!r})")

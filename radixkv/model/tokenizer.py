@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -17,11 +16,11 @@ from typing import Any, TypeVar
 import transformers
 import xxhash
 from jinja2 import TemplateError, TemplateSyntaxError
-from transformers.utils import logging as transformers_logging
 
 from radixkv.config import ModelConfig
 from radixkv.errors import ModelLoadError, first_line
 from radixkv.model.default_model import DEFAULT_MODEL_NAME
+from radixkv.model.silence import silence_transformers
 from radixkv.model.source import load_errors, needs_code, resolve_folder
 from radixkv.model.text_interface import TextInterface
 from radixkv.text_files import read_utf8
@@ -185,17 +184,3 @@ def tokenizer_digest(tokenizer: Any) -> str:
     else:
         rules = None
     return xxhash.xxh3_64_hexdigest(json.dumps(rules, sort_keys=True).encode())
-
-
-@contextmanager
-def silence_transformers() -> Iterator[None]:
-    """No progress bars or warnings from transformers while a model loads; afterwards as the program has set them."""
-    level, has_bars = transformers_logging.get_verbosity(), transformers_logging.is_progress_bar_enabled()
-    transformers_logging.set_verbosity_error()
-    transformers_logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        transformers_logging.set_verbosity(level)
-        if has_bars:
-            transformers_logging.enable_progress_bar()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import logging
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,7 +14,7 @@ import pytest
 import torch
 import transformers
 from support.hub_cache import Checkpoint
-from support.model_zoo import build, build_supported
+from support.model_zoo import build, build_multimodal, build_supported
 from support.prompt_sets import tokens_of, tokens_of_transformers
 from tokenizers import Tokenizer
 from tokenizers.models import BPE
@@ -155,6 +156,20 @@ def test_a_folder_of_a_model_that_sees_or_hears_gives_its_texts(
         is_whole = any(isinstance(module, part) for module in llm.engine.loaded.model.modules())
         assert is_whole is (given is model)
         llm.shutdown()
+
+
+def test_transformers_does_not_warn_of_parts_that_text_does_not_call(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It warned of each, whenever attention was replaced: one cannot have its attention replaced, and is dropped then."""
+    build_multimodal("got_ocr2").save_pretrained(tmp_path)
+    logger = logging.getLogger("transformers")
+    logger.addHandler(caplog.handler)
+    try:
+        LLM(tmp_path, num_blocks=50)
+    finally:
+        logger.removeHandler(caplog.handler)
+    assert [record.message for record in caplog.records if record.name.startswith("transformers")] == []
 
 
 def test_a_part_of_which_only_the_inside_is_called_stays() -> None:
