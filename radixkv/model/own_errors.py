@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
 import transformers
+from torch import nn
 
 from radixkv.errors import EngineError, UnsupportedModelError, one_line
 from radixkv.model.lack_of_memory import is_lack_of_memory
@@ -17,7 +19,8 @@ def errors_of_model(model: transformers.PreTrainedModel) -> Iterator[None]:
     """Within, a model computes a few tokens; what its code raises becomes an `UnsupportedModelError` that names it.
 
     Some models want more than text, such as an image; others have a configuration by which their parts do not fit together.
-    What is raised for lack of memory, or by a device that fails, stays as it is: the model is not to blame.
+    What is raised for lack of memory, by a device that fails, or by a module that stands in for one of the model's, stays as
+    it is: the model is not to blame.
 
     Args:
         model: that computes.
@@ -30,10 +33,16 @@ def errors_of_model(model: transformers.PreTrainedModel) -> Iterator[None]:
     except (EngineError, torch.AcceleratorError):
         raise
     except Exception as error:  # of any class, from code that is not ours
-        if is_lack_of_memory(error):
+        if is_lack_of_memory(error) or type(_innermost_module(error)).__module__.startswith("radixkv."):
             raise
         name = model.config.name_or_path or type(model).__name__
         raise UnsupportedModelError(
             f"{name}: {type(model).__name__} cannot compute a few tokens of text alone by this configuration: "
             f"{type(error).__name__}: {one_line(str(error))}"
         ) from error
+
+
+def _innermost_module(error: Exception) -> nn.Module | None:
+    """The module that was computing when this was raised."""
+    owners = [frame.f_locals.get("self") for frame, _ in traceback.walk_tb(error.__traceback__)]
+    return next((owner for owner in reversed(owners) if isinstance(owner, nn.Module)), None)

@@ -144,16 +144,6 @@ def test_parts_that_no_text_calls_may_attend_to_what_they_like() -> None:
     assert_tokens_equal_transformers(build_with_vision)
 
 
-def test_what_a_model_raises_for_text_alone_is_told() -> None:
-    """It was a ValueError of transformers' code, with or without the model's name."""
-    model = build_multimodal("kosmos-2", {"embed_dim": 32, "layers": 2, "ffn_dim": 48, "attention_heads": 4})
-    with pytest.raises(
-        UnsupportedModelError,
-        match=r"^Kosmos2ForConditionalGeneration: .* cannot compute a few tokens of text alone .*: ValueError: .*pixel",
-    ):
-        LLM(model)
-
-
 def test_a_model_that_computes_logits_of_all_tokens_though_told_which_is_refused(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -169,18 +159,6 @@ def test_a_model_that_computes_logits_of_all_tokens_though_told_which_is_refused
         UnsupportedModelError, match=r"^LlamaForCausalLM: it computes logits of other tokens than those"
     ):
         LLM(build_supported("llama"))
-
-
-def test_a_model_is_not_to_blame_where_memory_is_lacking() -> None:
-    """It was said to be unable to compute text by its configuration: for a CPU's memory, torch raises a RuntimeError."""
-
-    def take_too_much(*_: Any) -> None:
-        torch.empty(2**60)
-
-    model = build_supported("llama")
-    model.model.register_forward_pre_hook(take_too_much)
-    with pytest.raises(RuntimeError, match="can't allocate memory"):
-        LLM(model)
 
 
 def test_dynamic_rotation_does_not_remember_longer_sequences() -> None:

@@ -1,0 +1,58 @@
+"""What a model raises while it is tried out is told by its name, and what it is not to blame for stays as it is."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from support.hub_cache import Checkpoint
+from support.model_zoo import build_multimodal, build_supported
+
+from radixkv import LLM
+from radixkv.errors import UnsupportedModelError
+from radixkv.model.native.linear import NativeLinear
+from radixkv_cpu import library
+
+_NEEDS_IMAGES = r"Kosmos2ForConditionalGeneration cannot compute a few tokens of text alone .*: ValueError: .*pixel"
+
+
+def needs_images() -> Any:
+    return build_multimodal("kosmos-2", {"embed_dim": 32, "layers": 2, "ffn_dim": 48, "attention_heads": 4})
+
+
+def test_what_a_model_raises_for_text_alone_is_told() -> None:
+    """It was a ValueError of transformers' code, with or without the model's name."""
+    with pytest.raises(UnsupportedModelError, match=f"^Kosmos2ForConditionalGeneration: {_NEEDS_IMAGES}"):
+        LLM(needs_images())
+
+
+def test_a_model_is_named_as_its_user_names_it(checkpoint_given: Checkpoint) -> None:
+    """One of the hub was named by the folder of its revision in the hub's cache."""
+    needs_images().save_pretrained(checkpoint_given.folder)
+    with pytest.raises(UnsupportedModelError, match=f"^{checkpoint_given.model}: {_NEEDS_IMAGES}"):
+        LLM(checkpoint_given.model)
+
+
+def test_a_model_is_not_to_blame_where_memory_is_lacking() -> None:
+    """It was said to be unable to compute text by its configuration: for a CPU's memory, torch raises a RuntimeError."""
+
+    def take_too_much(*_: Any) -> None:
+        torch.empty(2**60)
+
+    model = build_supported("llama")
+    model.model.register_forward_pre_hook(take_too_much)
+    with pytest.raises(RuntimeError, match="can't allocate memory"):
+        LLM(model)
+
+
+@pytest.mark.skipif(library() is None, reason="no variant of the native code runs here")
+def test_a_model_is_not_to_blame_for_what_stands_in_for_its_modules(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was told as if the model could not compute text by its configuration."""
+
+    def fail(self: NativeLinear, input: torch.Tensor) -> torch.Tensor:
+        raise RuntimeError("of ours")
+
+    monkeypatch.setattr(NativeLinear, "forward", fail)
+    with pytest.raises(RuntimeError, match=r"^of ours$"):
+        LLM(build_supported("llama"))
