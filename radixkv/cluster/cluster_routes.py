@@ -96,17 +96,20 @@ def cluster_routes(service: Service, llm: ClusterLLM) -> APIRouter:
 
     @admin.post("/check")
     async def check() -> CheckResponse:
-        """Verify every rule of the bookkeeping of all caches that are up; 500 if one is broken, or is not answered for."""
+        """Verify every rule of the bookkeeping of all caches that are up; 500: one is broken, 503: one does not answer."""
         up = set(llm.replicas.loads)
         if not up:
             raise ApiError(HTTPStatus.SERVICE_UNAVAILABLE, "no replica is up")
         asked = await llm.replicas.ask_all("POST", "/check")
         answers = {name: answer for name, answer in asked.items() if name in up}
-        failed = {name: answer for name, answer in answers.items() if answer is None or not answer.is_success}
-        if failed:
-            message = "; ".join(f"replica {name!r}: {failure(answer)}" for name, answer in failed.items())
-            raise ApiError(HTTPStatus.INTERNAL_SERVER_ERROR, message)
-        each = [CheckResponse(**answer.json()) for answer in answers.values() if answer is not None]
+        broken = [
+            f"replica {name!r}: {failure(answer)}"
+            for name, answer in answers.items()
+            if answer is not None and answer.status_code == HTTPStatus.INTERNAL_SERVER_ERROR
+        ]
+        if broken:
+            raise ApiError(HTTPStatus.INTERNAL_SERVER_ERROR, "; ".join(broken))
+        each = [CheckResponse(**answer.json()) for answer in all_answers(answers).values()]
         return CheckResponse(**{name: sum(getattr(one, name) for one in each) for name in CheckResponse.model_fields})
 
     router.include_router(admin)

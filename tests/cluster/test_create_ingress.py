@@ -33,9 +33,9 @@ class Sent:
     """Ingresses whose replica answers with a token, and the namespaces of what they send it."""
 
     def __init__(self) -> None:
-        self._cluster = Cluster()
-        self._cluster.identities["http://a"] = {"tokenizer": tokenizer_digest(None)}  # any
-        self._cluster.answers["/generate"] = self._generate
+        self.cluster = Cluster()
+        self.cluster.identities["http://a"] = {"tokenizer": tokenizer_digest(None)}  # any
+        self.cluster.answers["/generate"] = self._generate
         self.namespaces = list[str]()
 
     async def _generate(self, request: httpx.Request) -> httpx.Response:
@@ -53,7 +53,7 @@ class Sent:
         **options: Any,
     ) -> list[int]:
         """Statuses of a request with this key, and of a completion after it, at an ingress of its own."""
-        replicas = ReplicaSet(secret, connect=self._cluster.connect)
+        replicas = ReplicaSet(secret, connect=self.cluster.connect)
         await replicas.add("a", "http://a")
         ingress = create_ingress(config, replicas, model_config=ModelConfig(tokenizer=TOKENIZER), **options)
         transport = httpx.ASGITransport(ingress)
@@ -115,3 +115,14 @@ def test_what_exceeds_its_limits_reaches_no_replica(
     }
     assert asyncio.run(sent.post("/v1/completions", "ann", **options)) == [400, 200]
     assert len(sent.namespaces) == 1
+
+
+def test_a_replica_that_is_about_to_be_known_as_down_is_not_called_broken() -> None:
+    """For half a second after a replica had ended, a check of the caches was answered as if its cache were broken."""
+
+    async def ended(request: httpx.Request) -> httpx.Response:
+        raise httpx.ConnectError("planted")
+
+    sent = Sent()
+    sent.cluster.answers["/check"] = ended
+    assert asyncio.run(sent.post("/admin/check", "admin")) == [503, 200]
