@@ -144,8 +144,9 @@ def _lines(info: StoreInfo, namespaces: bool) -> Iterator[str]:
     yield f"model {block.model or 'unknown'}, fingerprint {block.fingerprint.hex()[:16]}"
     yield f"keys and values in {_precision(block.dtype)}"
     yield f"{info.num_blocks:,} blocks of {block.block_size} tokens and {block.block_bytes:,} bytes"
-    used = info.num_blocks * info.slot_bytes
-    yield f"{_number(len(info.namespaces), 'namespace')}, {used / 1e6:,.0f} MB of {info.taken_bytes / 1e6:,.0f} MB taken"
+    used, taken = info.num_blocks * info.slot_bytes / 1e6, info.taken_bytes / 1e6
+    space = f"{used:,.0f} MB of {taken:,.0f} MB taken" if taken else "no space taken yet"
+    yield f"{_number(len(info.namespaces), 'namespace')}, {space}"
     if info.last_used is not None:
         yield f"last used {datetime.datetime.fromtimestamp(info.last_used).isoformat(' ', 'seconds')}"
     yield "encrypted" if info.header.sealed else "not encrypted"

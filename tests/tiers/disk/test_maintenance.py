@@ -54,6 +54,12 @@ def test_info_says_what_is_there(run: Run, root: Path) -> None:
     ]
 
 
+def test_info_does_not_say_that_a_store_has_no_room_where_nothing_is_written_yet(run: Run, root: Path) -> None:
+    """It said "0 MB of 0 MB taken"."""
+    tier_in(root, key=bytes(32)).close()
+    assert "0 namespaces, no space taken yet" in run("info").output
+
+
 @pytest.mark.parametrize(
     ("dtype", "shown"),
     [("float8_e4m3fn", "in fp8 (float8_e4m3fn, quantised with scales)"), ("", "in an unknown type")],
