@@ -17,13 +17,13 @@ from collections.abc import Callable, Collection, Mapping
 import httpx
 
 from radixkv.cache.arguments import is_number
-from radixkv.cluster.answers import OpenQuestions, ask_description
 from radixkv.cluster.connection import SECONDS_TO_ANSWER, check_secret, connect
 from radixkv.cluster.counters import CounterTotals
 from radixkv.cluster.description import ReplicaDescription
 from radixkv.cluster.generations import Generations, MismatchError
 from radixkv.cluster.load import ReplicaLoad
 from radixkv.cluster.member import Member
+from radixkv.cluster.questions import OpenQuestions, ask_description
 from radixkv.cluster.records import Kind, RecordReader, decode_load, tell_router
 from radixkv.cluster.silence import until_silent
 from radixkv.cluster.streams import ReplicaStreams
