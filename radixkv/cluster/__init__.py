@@ -14,8 +14,6 @@
         sent_request.py, attempt.py, losses.py                            what is sent, one try, and how often it is made
         answer_lines.py, answer_checks.py, received.py                    what comes back
       replica_pins.py, replica_insight.py, tenant_shares.py, questions.py what is asked of all
-    in both:
-      prefix_reuse.py       whether it matters to a request which replica holds its prefix
     run.py                  the processes
 
 The names below load on first use: what an ingress imports, which computes nothing, does without torch.

@@ -10,7 +10,6 @@ from collections.abc import Iterator
 
 from radixkv.cache import InvalidArgumentError
 from radixkv.cluster.feed import BlockFeed
-from radixkv.cluster.prefix_reuse import reuses_prefixes
 from radixkv.cluster.records import Kind, TakenRequest, encode_number, encode_taken
 from radixkv.prompts import Prompt
 from radixkv.routing import prompt_hashes
@@ -124,7 +123,7 @@ class PendingRequest:
             prompt = self._prompt
             # Of a prompt that is computed already, what it left in the cache is STORED.
             hashes = [] if self._prefilled else prompt_hashes(prompt.token_ids, prompt.namespace, block_size)
-            if not (reuses_prefixes(prompt, self._params) and prompt.write_cache):
+            if not (prompt.reuses_prefixes(self._params) and prompt.write_cache):
                 hashes = []  # all of it may be computed, and none of it be held
             self._taken = encode_taken(TakenRequest(self.number, prompt.num_tokens, hashes))
         return self._taken + (encode_number(Kind.PREFILLED, self.number) if self._prefilled else b"")

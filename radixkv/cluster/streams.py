@@ -34,7 +34,6 @@ from radixkv.cluster.answer_lines import answer_lines, has_died
 from radixkv.cluster.attempt import Attempt, MovedError
 from radixkv.cluster.connection import check_secret
 from radixkv.cluster.losses import Losses, LostError, RefusedError
-from radixkv.cluster.prefix_reuse import reuses_prefixes
 from radixkv.cluster.received import Received
 from radixkv.cluster.sent_request import SentRequest
 from radixkv.cluster.wire import (
@@ -289,7 +288,7 @@ class ReplicaStreams:
         num_tokens = len(prompt.token_ids) + (params.max_tokens or 0)
         while True:
             request.prompt = replace(request.prompt, resume=resume())
-            known = hashes if reuses_prefixes(request.prompt, params) else []
+            known = hashes if request.prompt.reuses_prefixes(params) else []
             placement, client = await self._choose(known, request.prompt, losses)
             generation = self._generations.get(placement.replica)
             attempt = Attempt(placement.replica, generation, num_tokens, begun=losses.has_tokens)

@@ -20,7 +20,7 @@ from typing import Any, NotRequired, TypedDict, TypeVar
 from radixkv.cache.arguments import check_unicode
 from radixkv.model.text_interface import TextInterface
 from radixkv.outputs import CompletionOutput
-from radixkv.sampling_params import BeamSearchParams, SamplingParams, StructuredOutputsParams
+from radixkv.sampling_params import BeamSearchParams, SamplingParams, StructuredOutputsParams, wants_prompt_logprobs
 from radixkv.tools.chat_format import AnswerForm
 
 _Params = TypeVar("_Params", bound=SamplingParams | BeamSearchParams)
@@ -79,6 +79,13 @@ class Prompt:
         """Tokens that are computed, or found cached, before its answers begin, or go on."""
         begun = sum(len(output.token_ids) for output in self.resume if output.finish_reason is None)
         return len(self.token_ids) + begun
+
+    def reuses_prefixes(self, params: SamplingParams | BeamSearchParams) -> bool:
+        """Whether a request with these parameters reuses cached prefixes, see `Request.reuses_prefixes`.
+
+        An answer that has begun needs no log-probabilities of its prompt any more.
+        """
+        return self.read_cache and (bool(self.resume) or not wants_prompt_logprobs(params))
 
 
 def as_prompts(

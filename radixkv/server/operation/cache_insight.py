@@ -10,7 +10,7 @@ from pydantic import BaseModel
 
 from radixkv.observe.inspect.snapshot import take_snapshot
 from radixkv.prompts import Prompt
-from radixkv.sampling_params import BeamSearchParams, SamplingParams, wants_prompt_logprobs
+from radixkv.sampling_params import BeamSearchParams, SamplingParams
 from radixkv.server.service import Service
 
 if TYPE_CHECKING:
@@ -62,8 +62,7 @@ async def explanations(
     """
     if len(prompts) > MAX_EXPLAINED:
         raise ValueError(f"explain_cache: expected at most {MAX_EXPLAINED} prompts with it, got {len(prompts)}")
-    if wants_prompt_logprobs(params):
-        prompts = [replace(prompt, read_cache=False) for prompt in prompts]  # as `Request.reuses_prefixes`
+    prompts = [replace(prompt, read_cache=prompt.reuses_prefixes(params)) for prompt in prompts]
     explained = await service.llm.explain_prompts(prompts, tenant=tenant)
     if service.serves_strangers:
         explained = [replace(one, difference=None) for one in explained]
