@@ -235,9 +235,7 @@ class LLM(ProcessBound):
         with self._use.hold():
             explained = explain_cached(engine, [single], look_elsewhere=True)
         decoded = decode_explanations(explained, [single], self.get_tokenizer())
-        if engine.tiers is not None:
-            decoded = add_tiers(decoded, [single], engine.tiers)
-        return decoded[0]
+        return add_tiers(decoded, [single], engine.tiers)[0]
 
     def pin(
         self,
@@ -351,7 +349,11 @@ class LLM(ProcessBound):
 
     def _run(self, requests: list[Request], use_tqdm: bool | Callable[..., Any]) -> None:
         """Run requests to their end. Whatever is raised here, none of them stays in the engine."""
-        make_bar = _maker_of_bars(use_tqdm)
+        if not (callable(use_tqdm) or isinstance(use_tqdm, bool)):
+            raise TypeError(
+                f"use_tqdm: expected True, False or a function that makes a progress bar, got {use_tqdm!r:.80}"
+            )
+        make_bar: Callable[..., Any] = use_tqdm if callable(use_tqdm) else partial(tqdm, disable=not use_tqdm)
         with self._use.hold(), deferred_interrupt() as interrupt:
             try:
                 self.engine.add(*requests)
@@ -395,11 +397,3 @@ class LLM(ProcessBound):
                     yield output
         finally:
             self._use.abandon(request)
-
-
-def _maker_of_bars(use_tqdm: bool | Callable[..., Any]) -> Callable[..., Any]:
-    if callable(use_tqdm):
-        return use_tqdm
-    if not isinstance(use_tqdm, bool):
-        raise TypeError(f"use_tqdm: expected True, False or a function that makes a progress bar, got {use_tqdm!r:.80}")
-    return partial(tqdm, disable=not use_tqdm)

@@ -56,12 +56,12 @@ def decode_explanations(
 
 
 def add_tiers(
-    explanations: Sequence[PromptExplanation], prompts: Sequence[Prompt], tiers: KVTiers
+    explanations: Sequence[PromptExplanation], prompts: Sequence[Prompt], tiers: KVTiers | None
 ) -> list[PromptExplanation]:
-    """The same with what tiers have of prompts that may read the cache."""
+    """The same with what tiers, if there are any, have of prompts that may read the cache."""
     return [
         replace(each, below=tiers.find(encode(prompt.token_ids), prompt.namespace, each.num_reused_tokens))
-        if prompt.read_cache
+        if tiers is not None and prompt.read_cache
         else each
         for each, prompt in zip(explanations, prompts, strict=True)
     ]
