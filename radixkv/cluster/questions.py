@@ -55,7 +55,7 @@ class OpenQuestions:
 
 
 async def ask_description(
-    replica: str, client: httpx.AsyncClient, headers: Mapping[str, str], timeout: float
+    replica: object, client: httpx.AsyncClient, headers: Mapping[str, str], timeout: float
 ) -> ReplicaDescription:
     """What a replica says of itself.
 

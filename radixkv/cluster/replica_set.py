@@ -19,7 +19,6 @@ import httpx
 from radixkv.cache.arguments import is_number
 from radixkv.cluster.connection import SECONDS_TO_ANSWER, check_secret, connect
 from radixkv.cluster.counters import CounterTotals
-from radixkv.cluster.description import ReplicaDescription
 from radixkv.cluster.generations import Generations, MismatchError
 from radixkv.cluster.load import ReplicaLoad
 from radixkv.cluster.member import Member
@@ -287,7 +286,10 @@ class ReplicaSet:
             MismatchError: it cannot take the requests that the others take.
         """
         try:
-            description = await self._describe(member, client)
+            # A replica that is up has made its own description already.
+            timeout = _SECONDS_OF_SILENCE if member.client is client else SECONDS_TO_ANSWER
+            description = await ask_description(member, client, self._headers, timeout)
+            self.generations.check(member, description)
             old = member.description
             if old is not None and old.instance != description.instance:  # it was restarted meanwhile
                 if member.client is client:
@@ -320,13 +322,6 @@ class ReplicaSet:
         finally:
             if member.client is not client:
                 await client.aclose()
-
-    async def _describe(self, member: Member, client: httpx.AsyncClient) -> ReplicaDescription:
-        # A replica that is up has made its own already.
-        timeout = _SECONDS_OF_SILENCE if member.client is client else SECONDS_TO_ANSWER
-        description = await ask_description(f"{member}", client, self._headers, timeout)
-        self.generations.check(member, description)
-        return description
 
     def _put_up(self, member: Member, client: httpx.AsyncClient) -> None:
         """Send a replica requests. The first one that gets here has the streams and their router made."""
