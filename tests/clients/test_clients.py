@@ -305,28 +305,17 @@ def test_litellm(url: str) -> None:
     assert response.usage.output_tokens == 8
 
 
-@pytest.mark.parametrize("mode", ["TOOLS", "JSON_SCHEMA", "RESPONSES_TOOLS"])
-def test_instructor(openai_client: Any, mode: str) -> None:
+@pytest.mark.parametrize("mode", ["TOOLS", "JSON_SCHEMA", "RESPONSES_TOOLS", "ANTHROPIC_TOOLS"])
+def test_instructor(openai_client: Any, anthropic_client: Any, mode: str) -> None:
     import instructor
 
-    client = instructor.from_openai(openai_client, mode=instructor.Mode[mode])
+    make, sdk = instructor.from_openai, openai_client
+    if mode == "ANTHROPIC_TOOLS":
+        make, sdk = instructor.from_anthropic, anthropic_client
+    client = make(sdk, mode=instructor.Mode[mode])
     limit = {"max_output_tokens" if mode == "RESPONSES_TOOLS" else "max_tokens": 60}
     person = client.chat.completions.create(
         model=MODEL, messages=[{"role": "user", "content": "Ann is 30."}], response_model=Person, max_retries=0, **limit
-    )
-    assert isinstance(person, Person)
-
-
-def test_instructor_over_messages(anthropic_client: Any) -> None:
-    import instructor
-
-    client = instructor.from_anthropic(anthropic_client, mode=instructor.Mode.ANTHROPIC_TOOLS)
-    person = client.chat.completions.create(
-        model=MODEL,
-        messages=[{"role": "user", "content": "Ann is 30."}],
-        response_model=Person,
-        max_retries=0,
-        max_tokens=60,
     )
     assert isinstance(person, Person)
 

@@ -10,6 +10,7 @@ import re
 from collections.abc import Sequence
 from functools import cache
 from typing import Any
+from unittest.mock import Mock
 
 import httpx
 import pytest
@@ -264,10 +265,7 @@ def test_a_document_of_text_with_a_wrong_field_is_not_taken_for_another_kind(llm
 
 
 def test_a_crash_is_an_error_or_the_last_event(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    def crash(*arguments: Any) -> Any:
-        raise ZeroDivisionError("planted")
-
-    monkeypatch.setattr(llm.engine._runner, "run", crash)
+    monkeypatch.setattr(llm.engine._runner, "run", Mock(side_effect=ZeroDivisionError("planted")))
 
     async def scenario(client: httpx.AsyncClient) -> None:
         whole = await client.post("/v1/messages", json=BODY)
@@ -281,10 +279,8 @@ def test_a_crash_is_an_error_or_the_last_event(llm: LLM, monkeypatch: pytest.Mon
 
 
 def test_an_unexpected_error_has_anthropic_s_form_too(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(*arguments: Any) -> Any:
-        raise ZeroDivisionError("planted")
-
-    monkeypatch.setattr("radixkv.server.messages.routes.as_chat_request", fail)
+    crash = Mock(side_effect=ZeroDivisionError("planted"))
+    monkeypatch.setattr("radixkv.server.messages.routes.as_chat_request", crash)
 
     async def scenario(client: httpx.AsyncClient) -> None:
         response = await client.post("/v1/messages", json=BODY)
