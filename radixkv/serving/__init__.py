@@ -9,7 +9,7 @@
     async_engine.py         both, for a program
       request_intake.py     fair_thread.py: tokenizing for all tenants in turns; early_aborts.py: of what is prepared
       request_stream.py
-      engine_thread.py      heartbeat.py: how long it has been at a step
+      engine_thread.py
     without an event loop:
       exclusive_use.py      an engine used by several threads; interrupts.py: Ctrl-C between its steps
     conversation.py         what chats keep

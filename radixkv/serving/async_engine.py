@@ -26,7 +26,6 @@ from radixkv.scheduling.request import Request
 from radixkv.scheduling.tenant_share import TenantShare
 from radixkv.serving.early_aborts import EarlyAborts
 from radixkv.serving.engine_thread import EngineThread, StepResult, refuse_in_use, why_in_use
-from radixkv.serving.heartbeat import Heartbeat
 from radixkv.serving.request_intake import RequestIntake
 from radixkv.serving.request_stream import RequestStream
 from radixkv.threads import call_in_loop, run_outside_workers
@@ -73,8 +72,7 @@ class AsyncEngine(ProcessBound):
         self._intake = RequestIntake(engine, max_queue, max_seqs_per_request, tenants or {})
         engine.scheduler.set_tenants(self._intake.slots.tenants)
         self._engine = engine
-        self._heartbeat = Heartbeat()
-        self._engine_thread = EngineThread(engine, _weakly(self._deliver), self._heartbeat)
+        self._engine_thread = EngineThread(engine, _weakly(self._deliver))
         self._loop: asyncio.AbstractEventLoop | None = None
         self._has_ended = False
         self._streams: dict[str, RequestStream] = {}
@@ -251,7 +249,7 @@ class AsyncEngine(ProcessBound):
     @property
     def seconds_in_step(self) -> float:
         """How long the engine has been at its current step or call; 0 while it has nothing to do."""
-        return self._heartbeat.seconds
+        return self._engine_thread.seconds_in_step
 
     @property
     def num_unfinished(self) -> int:

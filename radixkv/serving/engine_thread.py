@@ -27,7 +27,6 @@ from radixkv.engine.stats import EngineStats, engine_stats
 from radixkv.errors import EngineDeadError, NoBlocksLeftError, StepFailedError, StructuredOutputError
 from radixkv.outputs import BeamSearchOutput, RequestOutput
 from radixkv.scheduling.request import Request
-from radixkv.serving.heartbeat import Heartbeat
 from radixkv.threads import carry_out
 
 _log = logging.getLogger(__name__)
@@ -102,13 +101,16 @@ class EngineThread:
     Args:
         engine: from `start` on, only this thread may touch it; `refuse_in_use` comes before.
         deliver: called on this thread after every step; it must neither block nor raise.
-        heartbeat: is kept up to date.
+        clock: seconds, monotonic, for `seconds_in_step`.
     """
 
-    def __init__(self, engine: Engine, deliver: Callable[[StepResult], None], heartbeat: Heartbeat) -> None:
+    def __init__(
+        self, engine: Engine, deliver: Callable[[StepResult], None], clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self._engine = engine
         self._deliver = deliver
-        self._heartbeat = heartbeat
+        self._clock = clock
+        self._began: float | None = None  # the step or call; written by this thread, and read by any
         self._calls: queue.SimpleQueue[_Call[Any] | _Abort | None] = queue.SimpleQueue()
         self._requests: dict[str, Request] = {}
         # Guards `_closed`, so that no call is queued after the queue was drained for the last time.
@@ -122,6 +124,12 @@ class EngineThread:
     def runs(self) -> bool:
         """Whether it was started and has not ended."""
         return self._thread.is_alive()
+
+    @property
+    def seconds_in_step(self) -> float:
+        """How long the engine has been at its current step or call; 0 while it has nothing to do."""
+        began = self._began
+        return 0.0 if began is None else self._clock() - began
 
     def start(self) -> None:
         """Begin to run the engine."""
@@ -179,18 +187,18 @@ class EngineThread:
         try:
             while self._run_calls(wait=not (engine.has_unfinished_requests or engine.write_behind())):
                 if engine.has_unfinished_requests:
-                    self._heartbeat.begin()
+                    self._began = self._clock()
                     self._deliver(self._step())
             unfinished = [request for request in self._requests.values() if engine.abort(request.request_id)]
             reason, updates, death = EngineDeadError("the engine was stopped"), self._updates_of(unfinished), None
-            self._heartbeat.rest()  # what follows is no step, and has a time limit of its own
+            self._began = None  # what follows is no step, and has a time limit of its own
             engine.shutdown(lambda: self._write_until - time.monotonic())
         except BaseException as error:
             death = EngineDeadError(f"the engine is dead: {str(error) or repr(error)}")
             death.__cause__ = error
             _log.critical("%s", death, exc_info=error)
             reason, updates = death, dict.fromkeys(self._requests.values(), death)
-        self._heartbeat.rest()
+        self._began = None
         try:
             self.refuse_calls(reason)
             self._requests.clear()
@@ -205,7 +213,7 @@ class EngineThread:
         """Run the queued functions; with ``wait``, block until there is one, or a pin expires. False: stop."""
         while True:
             if wait:
-                self._heartbeat.rest()
+                self._began = None
             try:
                 # Python accepts no longer timeout.
                 timeout = min(self._engine.cache.seconds_until_pins_expire, threading.TIMEOUT_MAX)
@@ -214,7 +222,7 @@ class EngineThread:
                 if wait:
                     self._deliver(StepResult({}, engine_stats(self._engine)))
                 return True
-            self._heartbeat.begin()
+            self._began = self._clock()
             if call is None:
                 return False
             if isinstance(call, _Abort):

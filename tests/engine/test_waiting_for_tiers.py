@@ -23,7 +23,6 @@ from radixkv.engine.compute_timer import ComputeTimer
 from radixkv.engine.engine import Engine
 from radixkv.errors import NoBlocksLeftError
 from radixkv.serving.engine_thread import EngineThread
-from radixkv.serving.heartbeat import Heartbeat
 from radixkv.threads import Worker
 from radixkv.tiers.moves.load import Load, LookUp
 from radixkv.tiers.moves.loader import BlockLoader
@@ -259,15 +258,14 @@ def test_the_threads_of_a_loader_have_one_deadline_in_common(monkeypatch: pytest
 
 def test_writing_at_the_end_is_no_step_that_is_stuck(monkeypatch: pytest.MonkeyPatch) -> None:
     llm = make(tiers=[DictTier()])
-    heartbeat, seconds = Heartbeat(lambda: now[0]), []
-    now = [0.0]
+    now, seconds = [0.0], []
 
     def write_hot(seconds_left: Any) -> None:
         now[0] = 1e6
-        seconds.append(heartbeat.seconds)
+        seconds.append(thread.seconds_in_step)
 
     monkeypatch.setattr(llm.engine.tiers, "write_hot", write_hot)
-    thread = EngineThread(llm.engine, lambda result: None, heartbeat)
+    thread = EngineThread(llm.engine, lambda result: None, lambda: now[0])
     thread.start()
     thread.stop(30.0).result(HANGING)
     assert seconds == [0.0]

@@ -108,7 +108,7 @@ def test_a_stuck_step_is_seen_and_fails_every_request(llm: LLM, monkeypatch: pyt
 
     async def main() -> None:
         engine = AsyncLLM(llm)
-        engine._heartbeat._clock = lambda: seconds[0]
+        engine._engine_thread._clock = lambda: seconds[0]
         async with make_client(engine, config=ServerConfig(step_timeout=30.0)) as client:
             in_the_step = asyncio.ensure_future(client.post("/v1/completions", json=BODY))
             await asyncio.to_thread(reached.wait)
@@ -153,7 +153,7 @@ def test_an_engine_without_work_is_not_stuck(llm: LLM) -> None:
 
     async def main() -> None:
         async with AsyncLLM(llm) as engine, make_client(engine) as client:
-            engine._heartbeat._clock = lambda: seconds[0]
+            engine._engine_thread._clock = lambda: seconds[0]
             assert (await client.post("/v1/completions", json=BODY)).status_code == 200
             seconds[0] += 10_000
             # The engine hears of the end of a request after its answer.
