@@ -25,12 +25,7 @@ class AnnouncedRequests:
         self._numbers = itertools.count(1)
 
     def add(self, prompt: Prompt, params: SamplingParams | BeamSearchParams, sender: int) -> PendingRequest:
-        """A request has come, which is announced to the readers that have not sent it. Whoever calls this must `end` it.
-
-        Args:
-            prompt: of the request.
-            params: of the request.
-            sender: the number of the ingress that has sent it.
+        """A request has come, which is announced to all readers but its sender. Whoever calls this must `end` it.
 
         Raises:
             InvalidArgumentError: its tokens or its namespace are invalid, and there is such a reader.
@@ -44,11 +39,7 @@ class AnnouncedRequests:
         return request
 
     def join(self, feed: BlockFeed, reader: int) -> Iterator[bytes]:
-        """Announce requests to one more reader from now on.
-
-        Args:
-            feed: of the reader.
-            reader: the number by which it sends requests.
+        """Announce requests to one more reader, which sends its own by this number, from now on.
 
         Returns:
             Records of the unfinished requests that others have sent, which the reader must get before those of its feed. They

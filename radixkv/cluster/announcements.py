@@ -49,12 +49,9 @@ class Announcements:
             waker.set()
 
     async def subscribe(self, reader: int) -> AsyncGenerator[bytes, None]:
-        """The records for one reader: the present state, then each change.
+        """The records for one reader: the present state, then each change but those by requests that it sends itself.
 
         They end when the reader is too slow, or the engine has died or finished draining.
-
-        Args:
-            reader: the number by which it sends requests, of which it is told nothing.
         """
         llm, awake = self._llm, asyncio.Event()
         wake = partial(call_in_loop, asyncio.get_running_loop(), awake.set)
@@ -97,12 +94,7 @@ class Announcements:
             farewell.add_done_callback(self._farewells.discard)
 
     async def _changes(self, feed: BlockFeed, awake: asyncio.Event) -> AsyncGenerator[bytes, None]:
-        """The loads, and what has come and gone, until there is nothing more to tell.
-
-        Args:
-            feed: of the blocks and requests.
-            awake: set whenever the feed has something.
-        """
+        """The loads, and what has come and gone, until there is nothing more to tell; the feed sets ``awake``."""
         llm, loop = self._llm, asyncio.get_running_loop()
         sent: ReplicaLoad | None = None
         silent, next_look = 0, loop.time()

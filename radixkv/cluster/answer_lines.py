@@ -28,10 +28,6 @@ async def answer_lines(
     """Yields None when the replica has taken the request, then its lines up to the last, which has ``finished`` set.
 
     Args:
-        replica: its name, for the log.
-        client: of the replica.
-        body: what `encode_request` gave.
-        headers: with the secret.
         on_connected: called when there is a connection, before the request is sent over it.
 
     Raises:

@@ -24,11 +24,6 @@ _log = logging.getLogger(__name__)
 async def describe(llm: AsyncLLM, instance: str, started: float) -> ReplicaDescription:
     """The description of the replica that runs this engine. The first time, it reads the files of the model.
 
-    Args:
-        llm: the engine.
-        instance: the replica's name for itself.
-        started: when the replica was started, by `time.monotonic`.
-
     Raises:
         EngineDeadError: the engine has died.
     """

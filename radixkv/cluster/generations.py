@@ -48,10 +48,6 @@ class Generations:
     def check(self, replica: object, description: ReplicaDescription) -> None:
         """Refuse a replica of another version, or one that cannot get the same requests as the first that ever was up.
 
-        Args:
-            replica: for the message.
-            description: its own.
-
         Raises:
             MismatchError: something differs.
         """

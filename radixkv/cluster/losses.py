@@ -56,9 +56,6 @@ class Losses:
 
     A delivered token resets the count, so a long answer may move often.
 
-    Args:
-        request_id: the request's.
-
     Attributes:
         has_tokens: whether it has any.
         accepted: whether a replica has ever accepted it.
@@ -155,11 +152,7 @@ class Losses:
         return {name for name, client in self._tried.items() if clients.get(name) is client}
 
     def strangers_among(self, generations: Mapping[str, str]) -> set[str]:
-        """Replicas of other generations, which would not go on with its tokens as they were begun.
-
-        Args:
-            generations: by the names of replicas.
-        """
+        """Replicas of other generations, by their names, which would not go on with its tokens as they were begun."""
         if not self.has_tokens:
             return set()
         return {name for name, generation in generations.items() if generation != self._generation}

@@ -26,14 +26,7 @@ class OpenQuestions:
     def ask(
         self, client: httpx.AsyncClient | None, method: str, path: str, content: bytes
     ) -> asyncio.Task[httpx.Response | None]:
-        """Begin to ask a replica; the result is None if it is down, or does not answer.
-
-        Args:
-            client: of the replica; None: it is down.
-            method: of HTTP.
-            path: of `replica_app`.
-            content: the body.
-        """
+        """Begin to ask a replica; the result is None if it is down, and so has no client, or does not answer."""
         task = asyncio.ensure_future(self._answer(client, method, path, content))
         self._asking[task] = client
         task.add_done_callback(self._asking.pop)
@@ -57,13 +50,7 @@ class OpenQuestions:
 async def ask_description(
     replica: object, client: httpx.AsyncClient, headers: Mapping[str, str], timeout: float
 ) -> ReplicaDescription:
-    """What a replica says of itself.
-
-    Args:
-        replica: what errors call it.
-        client: of the replica.
-        headers: with the replicas' secret.
-        timeout: in seconds.
+    """What a replica says of itself within so many seconds.
 
     Raises:
         ConnectionError: it does not answer, or with something else.

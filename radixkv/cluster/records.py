@@ -157,12 +157,7 @@ def decode_taken(payload: bytes, block_size: int) -> TakenRequest:
 
 
 def encode_number(kind: Kind, number: int) -> bytes:
-    """The record of a request that is PREFILLED, or has ENDED.
-
-    Args:
-        kind: PREFILLED or ENDED.
-        number: as in its `TakenRequest`.
-    """
+    """The record of a request that is PREFILLED, or has ENDED, by its number in its `TakenRequest`."""
     return encode_record(kind, _NUMBER.pack(number))
 
 
@@ -206,13 +201,7 @@ class RecordReader:
 
 
 def tell_router(router: Router, replica: str, kind: Kind, payload: bytes) -> None:
-    """Have a router note what a replica has reported.
-
-    Args:
-        router: that knows the replica.
-        replica: its name there.
-        kind: of the record, and no LOAD.
-        payload: what follows the record's header.
+    """Have a router note what a replica has reported in a record that is no LOAD.
 
     Raises:
         ValueError: it is malformed.

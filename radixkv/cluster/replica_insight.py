@@ -16,12 +16,7 @@ _log = logging.getLogger(__name__)
 
 
 async def explain_by_replicas(replicas: ReplicaSet, prompts: Sequence[Prompt], tenant: str) -> list[PromptExplanation]:
-    """Each prompt's explanation, by the replica that would reuse most of it.
-
-    Args:
-        replicas: those that are up are asked. An answer that does not explain every prompt is left out.
-        prompts: tokenized.
-        tenant: on whose behalf.
+    """Each prompt's explanation, by the replica that would reuse most of it, of those that explain every prompt.
 
     Raises:
         ReplicasLostError: none answers.

@@ -24,14 +24,7 @@ _SECONDS_TO_PIN = 1.0
 
 
 async def keep_prefix(replicas: ReplicaSet, tenant: str, namespace: str, token_ids: Sequence[int], ttl: float) -> int:
-    """Pin a prefix on the replica that holds most of it; that replica bounds how much each tenant may pin.
-
-    Args:
-        replicas: one of which may hold it.
-        tenant: on whose behalf.
-        namespace: of the prefix.
-        token_ids: of the prefix.
-        ttl: seconds.
+    """Pin a prefix for ``ttl`` seconds on the replica that holds most of it, which bounds how much each tenant may pin.
 
     Returns:
         How many tokens are kept: 0 where no replica holds a whole block of it, or that one does not answer soon.

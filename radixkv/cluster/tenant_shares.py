@@ -28,12 +28,7 @@ class TenantShares:
         self._newest: Mapping[str, TenantShare] | None = None
 
     async def set(self, shares: Mapping[str, TenantShare], members: Iterable[Member]) -> None:
-        """Set what each tenant may have from now on.
-
-        Args:
-            shares: by the names of tenants.
-            members: those that are up; when this returns, they have confirmed it, or a warning names them.
-        """
+        """Set what each tenant may have from now on; these members have confirmed it at the end, or a warning names them."""
         self._newest = shares
         tasks = [task for member in members if (task := self.tell(member)) is not None]
         if tasks:
@@ -62,11 +57,7 @@ class TenantShares:
                 _log.warning("sending tenants' shares to replica %r failed, and is tried again: %r", member.name, error)
 
     async def send(self, member: Member, client: httpx.AsyncClient) -> None:
-        """Send the newest to a replica, unless it knows.
-
-        Args:
-            member: the replica.
-            client: of the replica, which need not be up with this one.
+        """Send the newest to a replica, unless it knows; it need not be up with this client.
 
         Raises:
             httpx.HTTPError: it does not confirm it.

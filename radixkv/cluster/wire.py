@@ -98,12 +98,7 @@ def decode_request(body: bytes) -> tuple[Prompt, SamplingParams | BeamSearchPara
 
 
 def private_headers(secret: str, sender: int) -> dict[str, str]:
-    """The headers of every request to a replica.
-
-    Args:
-        secret: the replicas'.
-        sender: the number of the ingress.
-    """
+    """The headers of every request of an ingress, whose number is ``sender``, to a replica."""
     return {"Authorization": f"Bearer {secret}", SENDER_HEADER: f"{sender:x}"}
 
 
@@ -249,14 +244,7 @@ def decode_selection(body: bytes) -> NamespaceSelection:
 
 
 def encode_pin(tenant: str | None, namespace: str, token_ids: Sequence[int], ttl: float | None) -> bytes:
-    """A prefix to keep.
-
-    Args:
-        tenant: on whose behalf; None: the administrator's.
-        namespace: of the prefix.
-        token_ids: of the prefix.
-        ttl: seconds; None, for the administrator only: until it is released.
-    """
+    """A prefix to keep for so many seconds; for the administrator, who is no tenant, perhaps until it is released (None)."""
     return _encoded({"tenant": tenant, "namespace": namespace, "token_ids": token_ids, "ttl": ttl})
 
 
