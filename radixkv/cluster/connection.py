@@ -132,11 +132,8 @@ def check_url(url: str) -> SplitResult:
 def connect(url: str) -> httpx.AsyncClient:
     """A client of a replica.
 
-    Args:
-        url: see `check_url`.
-
     Raises:
-        ValueError: it is impossible.
+        ValueError: `check_url` refuses the url.
     """
     parts = check_url(url)
     # Reading the certificates takes the event loop tens of milliseconds, and without TLS they are not needed.

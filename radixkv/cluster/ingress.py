@@ -29,11 +29,7 @@ if TYPE_CHECKING:
 
 
 def tenant_names_key(secret: str) -> bytes:
-    """The key by which an ingress names its tenants' namespaces: every ingress with the replicas' secret names them alike.
-
-    Args:
-        secret: the replicas'.
-    """
+    """The key by which an ingress names its tenants' namespaces: every ingress with the replicas' secret names them alike."""
     return hmac.digest(secret.encode(), b"radixkv namespaces", hashlib.sha256)
 
 

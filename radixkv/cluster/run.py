@@ -33,9 +33,7 @@ def run_replica(model: str | None, options: LLMOptions, listen: str, secret: str
     """Run one engine for ingresses until SIGTERM or SIGINT: it is then drained, so that they move its streams elsewhere.
 
     Args:
-        model: as for `LLM`.
-        options: likewise.
-        listen: ``HOST:PORT``, or ``unix:PATH``.
+        listen: see `bound`.
         secret: of the replicas.
         config: the server's, of which only the queue, the grace and the time limits apply.
 
@@ -150,10 +148,7 @@ def run_ingress(
 
 
 def bound(listen: str) -> contextlib.AbstractContextManager[socket.socket]:
-    """A socket for a replica.
-
-    Args:
-        listen: ``HOST:PORT``, or ``unix:PATH``.
+    """A socket for a replica at ``HOST:PORT``, or ``unix:PATH``.
 
     Raises:
         OSError: the address cannot be used.

@@ -11,11 +11,7 @@ _log = logging.getLogger(__name__)
 
 
 def avoid_pauses(grammars: GrammarCompiler) -> None:
-    """To be called when all that stays in memory has been loaded, before the process listens.
-
-    Args:
-        grammars: of the model that is served.
-    """
+    """To be called when all that stays in memory has been loaded, before the process listens."""
     prepare_grammars(grammars)
     # Half a million objects stay alive: each garbage collection took 0.3 s to look through them.
     gc.collect()

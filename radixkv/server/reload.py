@@ -56,12 +56,7 @@ def _nothing_to_reload() -> None:
 
 
 class KeysReload:
-    """Rereads the file of keys; a bad file changes nothing and logs one error.
-
-    Args:
-        tenants: that it names.
-        set_shares: gets what each may have.
-    """
+    """Rereads the file of keys; a bad file changes nothing and logs one error."""
 
     def __init__(
         self, path: Path, tenants: Tenants, set_shares: Callable[[Mapping[str, TenantShare]], Awaitable[None]]

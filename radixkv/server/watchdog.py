@@ -20,11 +20,7 @@ _MORE_SECONDS = 60.0
 
 
 async def watch_engine(llm: AsyncLLM, step_timeout: float) -> None:
-    """Give the engine up, as `AsyncLLM.abandon` does, when a step takes longer than it may; returns then.
-
-    Args:
-        step_timeout: seconds.
-    """
+    """Give the engine up, as `AsyncLLM.abandon` does, when a step takes longer than so many seconds; returns then."""
     try:
         while llm.seconds_in_step <= step_timeout:
             faulthandler.dump_traceback_later(step_timeout + _MORE_SECONDS, exit=True)

@@ -6,7 +6,7 @@ import asyncio
 import itertools
 import math
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
@@ -153,9 +153,7 @@ class RequestIntake:
 
     async def run_tokenizer(self, function: Callable[[], _T], tenant: str, num_slots: int) -> _T:
         """Run a function in the tokenizer's thread; see `AsyncLLM.run_tokenizer`."""
-        if not num_slots:
-            return await self._run_in(self._tokenizer_thread, tenant, function)
-        with self._slots_for(num_slots, tenant):
+        with self._slots_for(num_slots, tenant) if num_slots else nullcontext():
             return await self._run_in(self._tokenizer_thread, tenant, function)
 
     async def prepare(
@@ -168,13 +166,6 @@ class RequestIntake:
         accepted: bool = False,
     ) -> list[PreparedRequest]:
         """Compile the grammars and tokenize the words that the requests need; meanwhile they hold queue slots.
-
-        Args:
-            prompts: tokenized.
-            params: for all prompts.
-            priority: of all requests.
-            tenant: on whose behalf.
-            accepted: see `refuse_if_full`.
 
         Raises:
             RequestTooLargeError: more sequences than one request, or this tenant, may have.

@@ -27,7 +27,6 @@ def read_source(source: str, key: str | None = None) -> dict[str | None, CacheSn
     """Read a file or a URL: it has a snapshot of one cache, or one for each of several replicas.
 
     Args:
-        source: the file's name, or the URL.
         key: the admin key, for servers that require one.
 
     Returns:

@@ -14,10 +14,6 @@ from radixkv.observe.simulate.trace import LAST_TOKEN, Trace, TracedRequest
 class Replay:
     """A cache through which requests of a trace run one after another, each complete at once, by the trace's clock.
 
-    Args:
-        num_blocks: of the cache.
-        policy: of its evictions.
-
     Attributes:
         cache: of block size 1.
     """

@@ -26,12 +26,7 @@ RATE_LIMIT_HEADERS = tuple(f"x-ratelimit-{part}-{name}" for name in _LIMITED for
 
 
 class TokenBucket:
-    """Allows an amount per minute, and no more than that at once.
-
-    Args:
-        per_minute: the amount.
-        clock: seconds, monotonic.
-    """
+    """Allows an amount per minute, and no more than that at once."""
 
     def __init__(self, per_minute: int, clock: Callable[[], float]) -> None:
         self.per_minute = per_minute
@@ -88,11 +83,7 @@ class Reservation:
 
 
 class RateLimits:
-    """The buckets of all tenants.
-
-    Args:
-        clock: seconds, monotonic.
-    """
+    """The buckets of all tenants."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock

@@ -51,11 +51,7 @@ class BodyLimit:
 
 
 class _Body:
-    """One request's body, which is passed on when it is complete.
-
-    Args:
-        held: by tenant, the bytes of all bodies that are in memory.
-    """
+    """One request's body, which is passed on when it is complete."""
 
     def __init__(self, receive: Receive, headers: Headers, max_bytes: int, held: Counter[str], tenant: str) -> None:
         self._receive = receive

@@ -51,10 +51,6 @@ async def explanations(
 
     Where strangers share one tenant, tokens of the most similar cached prompt are left out: it may be another person's.
 
-    Args:
-        params: of the prompts.
-        tenant: whose prompts they are.
-
     Raises:
         TypeError, ValueError: too many prompts, or one without tokens, or with tokens that the model lacks.
         QueueFullError, DrainingError, EngineDeadError: they may not come in now.
