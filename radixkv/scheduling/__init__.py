@@ -12,6 +12,7 @@
     shares of tenants:
       tenant_share.py       what one may have
       fair_shares.py        whose turn it is; tenant_usage.py: who has most; prompt_shares.py: whose prompts delay others
+      tenant_waits.py       of whom nothing can start, as all of it waits for prefixes
     prefixes from tiers (only where there are tiers):
       prefix_loads.py       groups that wait for one
       prefix_look_ups.py    what tiers have of it; waiting_prefix.py: what is known of it so far

@@ -13,12 +13,13 @@ from numpy.typing import NDArray
 
 from radixkv.cache import BlockTable, OutOfBlocks, PrefixCache
 from radixkv.scheduling.decode_growth import DecodeGrowth
-from radixkv.scheduling.fair_shares import FairShares
+from radixkv.scheduling.fair_shares import FairShares, WaitsFor
 from radixkv.scheduling.in_flight_prefixes import InFlightPrefixes
 from radixkv.scheduling.prefix_loads import PrefixLoads
 from radixkv.scheduling.request import Request, SequenceGroup, TokenSequence
 from radixkv.scheduling.sequence_blocks import SequenceBlocks
 from radixkv.scheduling.tenant_usage import TenantUsage
+from radixkv.scheduling.tenant_waits import TenantWaits
 from radixkv.scheduling.waiting_queue import WaitingQueue
 
 
@@ -61,6 +62,7 @@ class Admission:
         self._blocks = blocks
         self._loads = loads
         self._in_flight_prefixes = InFlightPrefixes(cache)
+        self._tenant_waits = TenantWaits(shares, self._in_flight_prefixes, loads)
         self._retry_when: dict[SequenceGroup, _RetryWhen] = {}
         self.first_without_room: SequenceGroup | None = None
         self._made_room_for: list[SequenceGroup] = []  # in this step, by preempting other groups
@@ -78,6 +80,7 @@ class Admission:
         """Forget what was noted for the step before."""
         self._looked_up.clear()
         self._in_flight_prefixes.begin_step(self._running if self._waiting else ())
+        self._end_waits(for_loads=True)
         self.first_without_room = None
         self._growth = None
 
@@ -88,6 +91,7 @@ class Admission:
     def note_stalled(self, group: SequenceGroup) -> None:
         """A prompt in progress gets no tokens in this step: no other group waits for its prefix."""
         self._in_flight_prefixes.note_stalled(group)
+        self._end_waits()
 
     def forget(self, group: SequenceGroup) -> None:
         """Forget a group that was started, or is gone."""
@@ -123,7 +127,8 @@ class Admission:
         starting: list[SequenceGroup] = []
         num_passed = 0  # tenants whose groups wait for loads
         self._in_flight_prefixes.look_at(self._running)
-        for tenant in usage.claimants():
+        self._end_waits()
+        for tenant in usage.claimants(WaitsFor.TURN, WaitsFor.LOAD):
             # Its prompt in progress comes first: until that ends, a victim would be readmitted in its place.
             if tenant in computing:
                 continue
@@ -147,6 +152,7 @@ class Admission:
                     victims += more
                     for victim in more:
                         self._in_flight_prefixes.remove(victim)
+                    self._end_waits()
                 self._in_flight_prefixes.add(group)
                 starting.append(group)
                 num_uncached = self._waiting.num_uncached(group, look_up=True)
@@ -210,6 +216,7 @@ class Admission:
         One that leaves blocks to others' loads does not fit, either: as long as others' loads begin, it could wait for ever.
         """
         did_not_fit: list[SequenceGroup] = []
+        num_waiting = 0
         candidates = self._waiting.candidates(tenant, look_up=tenant not in self._looked_up)
         self._looked_up.add(tenant)
         for group in candidates:
@@ -218,10 +225,13 @@ class Admission:
             if usage.exceeds_limit(group):
                 break
             if self._in_flight_prefixes.should_wait(group):
+                num_waiting += 1
                 continue
-            if self._waits_for_load(group):
-                if self._loads is not None and self._loads.yields(group):
+            if self._loads is not None and self._waits_for_load(group):
+                if self._loads.yields(group):
                     did_not_fit.append(group)
+                else:
+                    num_waiting += self._loads.is_seen(group)
                 continue
             if self._fits_into(max_tokens, group):
                 if self._admit(group):
@@ -229,7 +239,17 @@ class Admission:
                 did_not_fit.append(group)
             if group.started:
                 break  # it has begun its answer, which should not stall while new ones begin
+        if num_waiting == len(candidates):
+            self._tenant_waits.add(tenant, candidates, self._waiting.first(tenant))
         return None, did_not_fit
+
+    def _end_waits(self, for_loads: bool = False) -> None:
+        """Tenants that waited for prefixes, or loads, are in turn again if these waits are over."""
+        over = self._tenant_waits.end_for_prefixes()
+        if for_loads:
+            over |= self._tenant_waits.end_for_loads()
+        if over and self._usage is not None:
+            self._usage.look_again()
 
     def _fits_into(self, max_tokens: int | None, group: SequenceGroup) -> bool:
         """Whether so many tokens are enough for what is not cached of a waiting group's prompt; None: any number."""

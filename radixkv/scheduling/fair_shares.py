@@ -20,6 +20,7 @@ are weighted max-min fair: a tenant that wants less than an equal share gets wha
 
 from __future__ import annotations
 
+import enum
 import heapq
 import itertools
 from collections import defaultdict
@@ -38,6 +39,14 @@ REUSED_TOKEN_COST = 1 / 16
 # In addition to computing it, for a prompt token whose log-probability is wanted: a product with the whole vocabulary, and a
 # search in it. On a CPU, SmolLM2-135M in float32 took 1.45 to 1.53 times as long with them as without.
 PROMPT_LOGPROB_COST = 0.5
+
+
+class WaitsFor(enum.Enum):
+    """What a tenant with waiting groups waits for; see `tenant_waits`."""
+
+    TURN = enum.auto()  # nothing else, as far as is known
+    LOAD = enum.auto()  # all that could start waits for prefixes: the first group of its queue for a load, or a look-up
+    PREFIX = enum.auto()  # the same, but the first one for a prefix in flight
 
 
 class Turn(NamedTuple):
@@ -67,8 +76,9 @@ class FairShares:
         self._charged_at: dict[str, int] = {}
         self._num_charges = 0
         # Kept up to date: sorting all that wait for each that is served would take time that grows with their square.
-        self._turns: dict[str, Turn] = {}
-        self._order: SortedList[Turn] = SortedList()
+        self._turns: dict[str, tuple[Turn, WaitsFor]] = {}
+        self._orders: dict[WaitsFor, SortedList[Turn]] = {waits_for: SortedList() for waits_for in WaitsFor}
+        self._num_changes = 0  # of who waits for what
         self._beginnings = itertools.count()
 
     def share(self, tenant: str) -> TenantShare:
@@ -78,30 +88,46 @@ class FairShares:
         """The service that the tenant received, in costs of a computed token, divided by its weight."""
         return self._counters.get(tenant, 0.0)
 
-    def in_turn(self, after: Turn | None = None) -> Iterator[Turn]:
-        """The waiting tenants in the order in which they are served, which must not change while it is iterated over.
+    def in_turn(self, *waiting_for: WaitsFor, after: Turn | None = None) -> Iterator[Turn]:
+        """The tenants that wait for one of these, in the order in which they are served, whatever changes meanwhile.
 
         Args:
             after: only those behind this one; None: all.
         """
-        turns: Iterator[Turn] = self._order.irange(after, inclusive=(False, True))
-        return turns
+        while True:
+            num_changes = self._num_changes
+            orders = [self._orders[each].irange(after, inclusive=(False, True)) for each in waiting_for]
+            for after in heapq.merge(*orders):
+                yield after
+                if self._num_changes != num_changes:
+                    break
+            else:
+                return
 
     @property
     def floor(self) -> float:
         """The smallest counter of the tenants that wait; 0 if none does."""
-        return self._order[0].counter if self._order else 0.0
+        return min((order[0].counter for order in self._orders.values() if order), default=0.0)
 
     def set_waiting(self, tenant: str, num_seqs: int) -> None:
-        """So many sequences of the tenant wait from now on; with 0, it is no longer in turn."""
-        before = self._turns.pop(tenant, None)
-        if before is not None:
-            self._order.remove(before)
+        """So many sequences of the tenant wait from now on, perhaps others than before; with 0, it is no longer in turn."""
+        self._place(tenant, num_seqs, WaitsFor.TURN)
+
+    def set_waits_for(self, tenant: str, waits_for: WaitsFor) -> None:
+        """What the tenant waits for, if any of its sequences wait, until this is said anew, or other sequences wait."""
+        if tenant in self._turns:
+            self._place(tenant, self._turns[tenant][0].num_seqs, waits_for)
+
+    def _place(self, tenant: str, num_seqs: int, waits_for: WaitsFor) -> None:
+        turn, before = self._turns.pop(tenant, (None, waits_for))
+        if turn is not None:
+            self._orders[before].remove(turn)
         if num_seqs:
-            began = next(self._beginnings) if before is None else before.began
+            began = next(self._beginnings) if turn is None else turn.began
             turn = Turn(self.counter(tenant), num_seqs, self._charged_at.get(tenant, -1), began, tenant)
-            self._turns[tenant] = turn
-            self._order.add(turn)
+            self._turns[tenant] = turn, waits_for
+            self._orders[waits_for].add(turn)
+        self._num_changes += 1
 
     def lift(self, tenant: str, running: Iterable[str]) -> None:
         """The tenant is about to wait: it has no claim to what it did not use before. One that waits already stays as it is.
@@ -109,7 +135,7 @@ class FairShares:
         Args:
             running: the tenants that have running groups; they count where no tenant waits, so that nothing is scarce.
         """
-        floor = self.floor if self._order else max(map(self.counter, running), default=0.0)
+        floor = self.floor if self._turns else max(map(self.counter, running), default=0.0)
         self._counters[tenant] = max(self.counter(tenant), floor)
 
     def charge_generated(self, tenant: str, num_tokens: int) -> None:
@@ -134,7 +160,8 @@ class FairShares:
         self._num_charges += 1
         self._charged_at[tenant] = self._num_charges
         if tenant in self._turns:
-            self.set_waiting(tenant, self._turns[tenant].num_seqs)
+            turn, waits_for = self._turns[tenant]
+            self._place(tenant, turn.num_seqs, waits_for)
 
     def unused(self, group: SequenceGroup) -> float:
         """The service charged for a running group's prompt, as a whole when it was admitted, that was not rendered yet."""

@@ -15,7 +15,7 @@ from radixkv.scheduling.request import SequenceGroup
 
 
 @dataclass(frozen=True, slots=True)
-class _InFlightPrefix:
+class InFlightPrefix:
     """The first ``num_tokens`` of a waiting group's prompt, which ``owner`` is computing."""
 
     owner: SequenceGroup
@@ -31,7 +31,7 @@ class InFlightPrefixes:
 
     def __init__(self, cache: PrefixCache) -> None:
         self._cache = cache
-        self._prefixes: dict[SequenceGroup, _InFlightPrefix] = {}
+        self._prefixes: dict[SequenceGroup, InFlightPrefix] = {}
         self._stalled: set[SequenceGroup] = set()
         self._owners: set[SequenceGroup] = set()  # the groups that run
         # Those whose prompts are in progress, by the block that they publish next: its namespace, its start, its tokens.
@@ -72,12 +72,20 @@ class InFlightPrefixes:
         """``group`` no longer waits."""
         self._prefixes.pop(group, None)
 
+    def is_in_flight(self, prefix: InFlightPrefix) -> bool:
+        """Whether it will be published soon."""
+        owner = prefix.owner
+        return owner in self._owners and _publishes(owner) and owner.sequences[0].num_computed < prefix.num_tokens
+
+    def awaited_by(self, group: SequenceGroup) -> InFlightPrefix | None:
+        """What a group waited for when it was asked last whether it should wait; None: it need not."""
+        return self._prefixes.get(group)
+
     def should_wait(self, group: SequenceGroup) -> bool:
         """Whether a group that runs will soon publish at least a block more of this one's prompt than is cached now."""
         prefix = self._prefixes.get(group)
         if prefix is not None:
-            owner = prefix.owner
-            if owner in self._owners and _publishes(owner) and owner.sequences[0].num_computed < prefix.num_tokens:
+            if self.is_in_flight(prefix):
                 return True
             del self._prefixes[group]
         request = group.request
@@ -94,7 +102,7 @@ class InFlightPrefixes:
                 num_common = min(_num_common_tokens(group, owner), longest) // size * size
                 # What the owner has computed of it is cached, too: its table holds it.
                 if num_common - self._cache.match(group.prefill_token_ids, request.namespace) >= size:
-                    self._prefixes[group] = _InFlightPrefix(owner, num_common)
+                    self._prefixes[group] = InFlightPrefix(owner, num_common)
                     return True
         return False
 

@@ -36,18 +36,24 @@ class LoadClaims:
 
     def __init__(self) -> None:
         self._step = 0
+        # The claims renewed in this step, and in the one before.
+        self._renewed: list[Claim] = []
+        self._renewed_before: list[Claim] = []
         self._claims: dict[Claim, int] = {}  # those that were set, and how many blocks of each count now
         self._total = 0
 
     def begin_step(self) -> None:
         """A step begins: groups that could not be admitted in the last two steps claim nothing."""
         self._step += 1
-        for claim in self._claims:
+        lapsing, self._renewed_before, self._renewed = self._renewed_before, self._renewed, []
+        for claim in lapsing:
             self._count(claim)
 
     def renew(self, claim: Claim) -> None:
         """The group is looked at; it decides anew whether it yields."""
-        claim.step = self._step
+        if claim.step != self._step:
+            claim.step = self._step
+            self._renewed.append(claim)
         claim.yields = False
         self._count(claim)
 
@@ -65,6 +71,10 @@ class LoadClaims:
     def end(self, claim: Claim) -> None:
         """The group is admitted or gone, or computes."""
         self._total -= self._claims.pop(claim, 0)
+
+    def has(self, claim: Claim) -> bool:
+        """Whether it was set, and has not ended."""
+        return claim in self._claims
 
     def of_others(self, claim: Claim) -> int:
         """Blocks that others claim, and that the group has to leave to them."""

@@ -14,7 +14,7 @@ like any other: if its blocks were evicted, they are loaded back from below.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 import numpy as np
@@ -135,6 +135,18 @@ class PrefixLoads:
         """Whether the group, when it was looked at last, left blocks to others that wait for loads."""
         prefix = self._prefixes.get(group)
         return prefix is not None and prefix.claim.yields
+
+    def is_seen(self, group: SequenceGroup) -> bool:
+        """Whether `over` tells when a group that waits need no longer wait, so that nobody has to look at it until then."""
+        prefix = self._prefixes[group]
+        # A claim beside a look-up is renewed by looking at the group.
+        return prefix.active is not None or (prefix.is_looked_for and not self._claims.has(prefix.claim))
+
+    def over(self, groups: Iterable[SequenceGroup]) -> list[SequenceGroup]:
+        """Those of some groups that wait for no load and no look-up any more, or have waited too long."""
+        now = self._clock()
+        prefixes = ((group, self._prefixes.get(group)) for group in groups)
+        return [group for group, prefix in prefixes if prefix is None or not prefix.waits or now > prefix.gives_up_at]
 
     def hold_up_others(self, group: SequenceGroup) -> None:
         """Others wait until the group is admitted: from now on, it leaves no blocks to them."""

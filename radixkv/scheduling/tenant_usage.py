@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Iterator
 from functools import cached_property
 
 from radixkv.cache import PrefixCache
-from radixkv.scheduling.fair_shares import FairShares, Turn
+from radixkv.scheduling.fair_shares import FairShares, Turn, WaitsFor
 from radixkv.scheduling.request import Request, SequenceGroup
 from radixkv.scheduling.waiting_queue import WaitingQueue
 
@@ -79,14 +79,18 @@ class TenantUsage:
             del self._running[group]
         self._last_without_claim = None
 
-    def claimants(self) -> Iterator[str]:
-        """The waiting tenants below their share, in turn.
+    def look_again(self) -> None:
+        """Tenants are in turn again that were not."""
+        self._last_without_claim = None
+
+    def claimants(self, *waiting_for: WaitsFor) -> Iterator[str]:
+        """The tenants below their share, in turn, of those that wait for one of these.
 
         Whether one is below its share is found out only when it is its turn: of many that wait, few are served in a step. One
         that has no claim gets none while groups are only added, and is not looked at again.
         """
         is_first = True
-        for turn in self._shares.in_turn(after=self._last_without_claim):
+        for turn in self._shares.in_turn(*waiting_for, after=self._last_without_claim):
             if self.has_claim(self._waiting.first(turn.tenant)):
                 is_first = False
                 yield turn.tenant
@@ -94,12 +98,12 @@ class TenantUsage:
                 self._last_without_claim = turn
 
     def in_turn(self) -> Iterator[str]:
-        """The waiting tenants: first those below their share, then by the service that they received."""
+        """Those of which something might start: first the tenants below their share, then by the service they received."""
         claimants = set()
-        for tenant in self.claimants():
+        for tenant in self.claimants(WaitsFor.TURN):
             claimants.add(tenant)
             yield tenant
-        yield from (turn.tenant for turn in self._shares.in_turn() if turn.tenant not in claimants)
+        yield from (turn.tenant for turn in self._shares.in_turn(WaitsFor.TURN) if turn.tenant not in claimants)
 
     def may_come_before(self, tenant: str, request: Request | None) -> bool:
         """Whether groups of a waiting tenant may come before a request whose prompt is in progress, if there is one."""

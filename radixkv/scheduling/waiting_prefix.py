@@ -56,6 +56,11 @@ class WaitingPrefix:
         return self.look_up is not None and self.look_up.spans is None
 
     @property
+    def waits(self) -> bool:
+        """Whether its group waits for a load or a look-up."""
+        return not self.computes and (self.active is not None or self.is_looked_for)
+
+    @property
     def may_load(self) -> bool:
         """Whether it may begin another load."""
         return self.num_loads < _MAX_LOADS and not self.was_cut_short

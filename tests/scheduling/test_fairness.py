@@ -13,7 +13,7 @@ from support.prefix_load_driver import Driver, unlike
 from support.scheduler_driver import SchedulerDriver, prompt, steps_to_first_token
 
 from radixkv.scheduling.batch import ScheduledChunk
-from radixkv.scheduling.fair_shares import PROMPT_LOGPROB_COST, REUSED_TOKEN_COST, FairShares
+from radixkv.scheduling.fair_shares import PROMPT_LOGPROB_COST, REUSED_TOKEN_COST, FairShares, WaitsFor
 from radixkv.scheduling.tenant_share import TenantShare
 
 
@@ -395,4 +395,4 @@ def test_among_equal_tenants_the_one_served_longest_ago_goes_first(waiting: dict
         shares.charge_generated(tenant, generated)
     for tenant, num_seqs in waiting.items():
         shares.set_waiting(tenant, num_seqs)
-    assert [turn.tenant for turn in shares.in_turn()] == ["new", "b", "a"]
+    assert [turn.tenant for turn in shares.in_turn(WaitsFor.TURN)] == ["new", "b", "a"]

@@ -10,7 +10,7 @@ from typing import Any, cast
 import pytest
 from support.scheduler_driver import STEMS, SchedulerDriver, prompt, tail
 
-from radixkv.scheduling.fair_shares import FairShares
+from radixkv.scheduling.fair_shares import FairShares, WaitsFor
 from radixkv.scheduling.request import SequenceGroup
 from radixkv.scheduling.tenant_share import TenantShare
 from radixkv.scheduling.tenant_usage import TenantUsage
@@ -169,7 +169,7 @@ def sorted_anew(self: TenantUsage) -> list[str]:
     return sorted(waiting, key=lambda each: (shares.counter(each), waiting[each], shares._charged_at.get(each, -1)))
 
 
-def all_claimants(self: TenantUsage) -> Iterator[str]:
+def all_claimants(self: TenantUsage, *waiting_for: WaitsFor) -> Iterator[str]:
     """What `TenantUsage.claimants` promises, at the cost of all tenants for each that is served."""
     return (each for each in sorted_anew(self) if self.has_claim(self._waiting.first(each)))
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from support.scheduler_driver import SchedulerDriver, prompt
 
+from radixkv.scheduling.fair_shares import WaitsFor
 from radixkv.scheduling.request import SequenceGroup
 from radixkv.scheduling.tenant_share import TenantShare
 from radixkv.scheduling.tenant_usage import TenantUsage
@@ -111,9 +112,9 @@ def test_who_gave_way_and_has_less_than_its_share_left_has_a_claim() -> None:
     driver.add_several(3, 5, tenant="a")
     set_counter(driver, "a", driver.scheduler.shares.counter("v") + 1)
     usage = usage_of(driver)
-    assert list(usage.claimants()) == ["a"]
+    assert list(usage.claimants(WaitsFor.TURN)) == ["a"]
     usage.remove([in_progress])
-    assert list(usage.claimants()) == ["v", "a"]
+    assert list(usage.claimants(WaitsFor.TURN)) == ["v", "a"]
 
 
 @pytest.mark.parametrize(("lacking", "may_give_way"), [(0, True), (1, False)])

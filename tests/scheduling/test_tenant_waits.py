@@ -1,0 +1,143 @@
+"""Tenants of which nothing can start, as all that could be admitted waits for prefixes: no step looks at them in vain."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from support.prefix_load_driver import SHORT_STEM, SIZE, STEM, Driver, unlike
+from support.scheduler_driver import SchedulerDriver, prompt
+
+from radixkv.scheduling.fair_shares import FairShares, WaitsFor
+from radixkv.scheduling.tenant_share import TenantShare
+from radixkv.scheduling.tenant_usage import TenantUsage
+from radixkv.scheduling.tenant_waits import TenantWaits
+from radixkv.scheduling.waiting_queue import WaitingQueue
+from radixkv.tiers.moves.load import LookUp
+
+
+def waiting_for_one_load(num_tenants: int) -> Driver:
+    driver = Driver(max_num_seqs=8)
+    driver.add(unlike(5000, 1), max_new=60, tenant="runs")
+    for number in range(num_tenants):
+        driver.add([*STEM[: 30 * SIZE], *unlike(10_000 + 100 * number, 1)], tenant=f"{number}")
+    return driver
+
+
+def waiting_for_look_ups(num_tenants: int) -> Driver:
+    driver = waiting_for_one_load(0)
+    driver.loader.look_up = lambda look_up: None  # type: ignore[method-assign]
+    for number in range(num_tenants):
+        driver.add([*STEM[: 30 * SIZE], *unlike(10_000 + 100 * number, 1)], tenant=f"{number}")
+    return driver
+
+
+def waiting_for_a_prompt_in_progress(num_tenants: int) -> SchedulerDriver:
+    driver = SchedulerDriver(budget=64)
+    long = prompt(900)
+    driver.add(long, tenant="runs")
+    driver.step()
+    for number in range(num_tenants):
+        driver.add([*long, number], tenant=f"{number}")
+    return driver
+
+
+@pytest.mark.parametrize("wait", [waiting_for_one_load, waiting_for_look_ups, waiting_for_a_prompt_in_progress])
+def test_a_step_takes_as_long_however_many_tenants_wait_for_prefixes(
+    wait: Callable[[int], Driver | SchedulerDriver], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With slots free, all of them were looked at in each step: 5,000 took 65 ms, and behind a prompt in progress 220."""
+    num_looks: Counter[str] = Counter()
+
+    def counted(of: type, name: str) -> None:
+        original = getattr(of, name)
+
+        def count(*arguments: Any, **options: Any) -> Any:
+            num_looks[name] += 1
+            return original(*arguments, **options)
+
+        monkeypatch.setattr(of, name, count)
+
+    counted(WaitingQueue, "candidates")
+    counted(TenantUsage, "has_claim")
+    work = []
+    for num_tenants in (50, 100):
+        driver = wait(num_tenants)
+        driver.steps(3)
+        num_looks.clear()
+        driver.step()
+        assert len(driver.scheduler.waiting) == num_tenants
+        work.append(dict(num_looks))
+    assert work[0] == work[1]
+
+
+def order_of_requests(seed: int) -> list[tuple[int, int]]:
+    """Which of some made-up requests run in each step; loads, look-ups and prompts in progress are waited for."""
+    rng = random.Random(seed)
+    shares = {"0": TenantShare(weight=2), "1": TenantShare(max_num_seqs=1)}
+    driver = Driver(rng.choice([2, 4, 8]), shares, rng.choice([None, 0.001]), rng.choice([1, 32]))
+    driver.scheduler._max_num_batched_tokens = rng.choice([32, 512])
+    look_up, queued = driver.loader.look_up, list[LookUp]()
+    if rng.random() < 0.6:
+        driver.loader.look_up = queued.append  # type: ignore[method-assign]
+    order = []
+    for step in range(300):
+        for _ in range(rng.choice([0, 0, 1, 4]) if step < 60 else 0):
+            stem = rng.choice([STEM[: 30 * SIZE], SHORT_STEM, unlike(9000, 30)])[: SIZE * rng.choice([5, 20, 30])]
+            own = unlike(20_000 + 200 * driver.scheduler.shares._num_charges + 200_000 * step, rng.randint(1, 12))
+            driver.add([*stem, *own], rng.choice([1, 8, 20]), str(rng.randrange(12)), rng.choice(["", "", "n"]))
+        driver.now += rng.choice([0, 0, 0.01, 0.3])
+        driver.step()
+        order += [(step, group.request.arrival) for group in driver.scheduler.running]
+        if rng.random() < 0.3:
+            driver.loader.finish_first()
+        if rng.random() < 0.2 and driver.scheduler.waiting:
+            driver.scheduler.remove(rng.choice(list(driver.scheduler.waiting)))
+        if rng.random() < 0.3:
+            for each in queued:
+                look_up(each)
+            queued.clear()
+    return order
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_the_order_is_that_of_looking_at_all_tenants_in_each_step(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    waits: Counter[WaitsFor] = Counter()
+    add = FairShares.set_waits_for
+
+    def counted(self: FairShares, tenant: str, waits_for: WaitsFor) -> None:
+        waits[waits_for] += 1
+        add(self, tenant, waits_for)
+
+    monkeypatch.setattr(FairShares, "set_waits_for", counted)
+    made = order_of_requests(seed)
+    assert waits[WaitsFor.TURN], "no wait was over"
+    monkeypatch.setattr(TenantWaits, "add", lambda *_: None)
+    assert order_of_requests(seed) == made
+
+
+def test_a_tenant_is_in_turn_again_as_soon_as_another_of_its_requests_can_start() -> None:
+    driver = waiting_for_one_load(1)
+    driver.steps(2)
+    short = driver.add(unlike(7500, 1), tenant="0")
+    driver.step()
+    assert short in driver.scheduler.running
+
+
+def test_tenants_come_back_into_turn_while_others_are_served() -> None:
+    shares = FairShares()
+    for tenant in "abcd":
+        shares.set_waiting(tenant, 1)
+    for tenant in "ac":
+        shares.set_waits_for(tenant, WaitsFor.PREFIX)
+    served = []
+    for turn in shares.in_turn(WaitsFor.TURN, WaitsFor.LOAD):
+        served.append(turn.tenant)
+        shares.set_waits_for(turn.tenant, WaitsFor.LOAD)
+        shares.set_waits_for("a", WaitsFor.TURN)  # it would have been the first
+        shares.set_waits_for("c", WaitsFor.TURN)
+    assert served == ["b", "c", "d"]
+    assert shares.floor == 0
