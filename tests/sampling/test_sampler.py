@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 
 from radixkv.sampling import exponential, host_draw
 from radixkv.sampling.logit_changes import LogitChanges
+from radixkv.sampling.penalties import TokenCounts
 from radixkv.sampling.sampler import SamplingState, changed_logits, sample
 from radixkv.sampling.variates import SamplingRow, exponential_variates, rng_states
 from radixkv.sampling_params import SamplingParams
@@ -49,6 +51,16 @@ def test_a_step_reads_only_what_is_new_of_the_answer() -> None:
         output.append((step * 7) % 90)
     assert output.num_read < 200 * 4
     assert prompt.num_read == 0
+
+
+def test_tokens_are_counted_however_many_there_are() -> None:
+    counts, output = TokenCounts([5, 3, 5]), [number % 150 for number in range(400)]
+    for end in (0, 70, 71, 400):
+        ids, times = counts.update(output[:end])
+        assert dict(zip(ids.tolist(), times.tolist(), strict=True)) == {3: 0, 5: 0} | Counter(output[:end])
+    counts.rewind(output, 90)
+    ids, times = counts.update(output[:90])
+    assert dict(zip(ids.tolist(), times.tolist(), strict=True)) == {3: 0, 5: 0} | Counter(output[:90])
 
 
 def test_where_every_token_is_a_bad_word_none_is() -> None:
@@ -260,26 +272,26 @@ def test_logprobs_are_the_models_own_from_before_all_changes() -> None:
 def test_rows_of_drafts_are_drawn_as_if_the_drafts_had_been_appended(options: dict[str, Any]) -> None:
     """Penalties and the end of min_tokens advance along the draft, and back: also the next call is as if nothing had been."""
     params = SamplingParams(seed=1, **options)
-    logits = 2 * torch.randn(6, 12, generator=torch.Generator().manual_seed(5))
-    drafts = [[7, 7, 2], []]
+    logits = 2 * torch.randn(8, 12, generator=torch.Generator().manual_seed(5))
+    drafts = [[8, 7, 7, 9, 2], []]
 
     def states() -> list[SamplingState]:
         made = [SamplingState(params, 1, i, [1, 2], LogitChanges(params, [3, 4], bad_words=[[7, 9]])) for i in range(2)]
         for state in made:
-            sample(logits[5:], [state])  # counts what there is
+            sample(logits[7:], [state])  # counts what there is
             state.output_token_ids += [5, 7, 6]
         return made
 
     together = states()
     for _ in range(2):
-        tokens = sample(logits[:5], together, drafts)
+        tokens = sample(logits[:7], together, drafts)
         first, second = states()
         expected = []
         for row, draft in enumerate([*drafts[0], None]):
             expected += sample(logits[row : row + 1], [first])
             if draft is not None:
                 first.output_token_ids.append(draft)
-        assert tokens == [*expected, *sample(logits[4:5], [second])]
+        assert tokens == [*expected, *sample(logits[6:7], [second])]
         assert [state.output_token_ids for state in together] == [[5, 7, 6]] * 2
     again = [together[0], states()[0]]
     for state in again:

@@ -133,7 +133,10 @@ def test_thoughts_that_are_cut_stay_thoughts_where_calls_are_required() -> None:
 @pytest.mark.parametrize(
     ("name", "text"),
     [
-        ("hermes", '<tool_call>{"arguments": {"city": "Rome\\nItaly"}, "name":"get_weather"}</tool_call>'),
+        (
+            "hermes",
+            '<tool_call> { "id" : 12 ,\n "arguments" :\t{"city": "Rome\\nItaly"} , "name":"get_weather" } </tool_call>',
+        ),
         (
             "hermes",
             '<tool_call>\n{"name": "get_weather", "arguments": "{\\"city\\": \\"Rome\\\\nItaly\\"}"}\n</tool_call>\n',
@@ -174,6 +177,7 @@ def test_other_spellings_of_a_family_are_read(name: str, text: str) -> None:
         # What was read of these as their syntax was lost.
         ("hermes", '<tool_call>{"name": "now", "arguments": Rome}', "", ', "arguments": Rome}'),
         ("hermes", '<tool_call>{"name": "now", "arguments": {}, "why": 1}', "{}", ', "why": 1}'),
+        ("hermes", '<tool_call>{"name": "now", "arguments": {}, "parameters": {}}', "{}", ', "parameters": {}}'),
         ("mistral", '[TOOL_CALLS][{"name": "now", "name": 1}]', "", ', "name": 1}]'),
         ("qwen3_coder", "<tool_call><function=now>\n {}", "", "\n {}"),
         ("deepseek_v31", f"{DEEPSEEK}now<｜tool▁sep｜>{{}}\n```\nor not", "{}", "\n```\nor not"),

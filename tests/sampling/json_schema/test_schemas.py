@@ -73,6 +73,7 @@ def test_of_a_discriminated_union_one_alternative_is_answered(llm: LLM) -> None:
         [{"$ref": "#/$defs/a"}, {"$ref": "#/$defs/b"}],
         [{"type": "integer"}, {"type": "number"}],
         [{"type": ["object", "null"]}, {"$ref": "#/$defs/a"}],
+        [{"$ref": "#/$defs/a"}, {"anyOf": [{"type": "object"}, {"type": "null"}]}],
     ],
 )
 @pytest.mark.parametrize("discriminator", [{"propertyName": "kind"}, None])
