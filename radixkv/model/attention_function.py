@@ -14,7 +14,7 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from radixkv.attention import AttentionOptions, NewTokens, Rotary
 from radixkv.model.forward_pass import running
 from radixkv.model.graphs.compiled_layers import opaque_attention
-from radixkv.model.positions.window_mask import is_of_model, make_mask, window_of
+from radixkv.model.positions.window_mask import is_masked, is_of_model, make_mask, noting_windows, window_of
 from radixkv.model.silence import silence_transformers
 
 # By which transformers knows the engine's attention function, and the one that `attention_by` gives.
@@ -61,7 +61,15 @@ def obstacle(
         for name, each in given.items()
         if isinstance(each, torch.Tensor) and name not in OPTIONS and name not in _OF_NO_EFFECT
     ]
-    return f"its layers add to attention what blocks do not hold: {', '.join(added)}" if added else None
+    if added:
+        return f"its layers add to attention what blocks do not hold: {', '.join(added)}"
+    window = given.get("sliding_window")
+    if window and not is_masked(window):
+        return (
+            f"expected no sliding_window, got {window}: its attention is given the window, its masks are not, and which of "
+            "them counts depends on the attention function that transformers runs it with"
+        )
+    return None
 
 
 def set_attention(model: transformers.PreTrainedModel, name: str) -> None:
@@ -80,7 +88,8 @@ def attention_by(model: transformers.PreTrainedModel, attend: Callable[..., torc
     set_attention(model, PROBE_NAME)
     token = _attend.set(attend)
     try:
-        yield
+        with noting_windows():
+            yield
     finally:
         _attend.reset(token)
         set_attention(model, implementation)

@@ -41,11 +41,6 @@ def check_supported(model: transformers.PreTrainedModel, name: str) -> None:
             f"{name}: its layers without rotary positions scale queries by their row in a batch, not by their position "
             "(attn_temperature_tuning)"
         )
-    if config.model_type == "olmoe" and getattr(config, "sliding_window", None):
-        raise UnsupportedModelError(
-            f"{name}: expected no sliding_window, got {config.sliding_window}: its attention is given the window, its masks "
-            "are not, and which of them counts depends on the attention function that transformers runs it with"
-        )
     part = _part_that_reads_text(model)
     if not part._can_set_attn_implementation():
         raise UnsupportedModelError(f"{name}: {type(part).__name__} does not let its attention be replaced")

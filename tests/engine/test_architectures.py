@@ -104,10 +104,11 @@ def test_a_mask_that_a_model_computes_with_is_none_of_a_window() -> None:
         LLM(build("doge", {"sliding_window": 12}))
 
 
-def test_a_window_that_the_model_masks_nowhere_is_refused() -> None:
+@pytest.mark.parametrize("sizes", [{}, WIDE], ids=["as torch computes them", "as native code does"])
+def test_a_window_that_the_model_masks_nowhere_is_refused(sizes: dict[str, Any]) -> None:
     """olmoe hands it to its attention function and makes masks without it: flash attention heeds it, others do not."""
     with pytest.raises(UnsupportedModelError, match=r"^OlmoeForCausalLM: expected no sliding_window, got 12: "):
-        LLM(build("olmoe", {**SUPPORTED["olmoe"], "sliding_window": 12}))
+        LLM(build("olmoe", {**SUPPORTED["olmoe"], **sizes, "sliding_window": 12}))
 
 
 def test_positions_are_probed_without_the_padding_token_of_the_part_that_reads_text() -> None:

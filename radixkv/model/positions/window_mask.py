@@ -5,11 +5,26 @@ Such masks are made while a model is probed, and only then: what a layer's windo
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 import torch
 
 _WINDOW = "radixkv_window"
+# Of the masks that were made in a probe. Each thread has its own.
+_windows: ContextVar[set[int | None]] = ContextVar("windows")
+
+
+@contextmanager
+def noting_windows() -> Iterator[None]:
+    """Within, the windows of masks are noted, see `is_masked`; only there masks can be made."""
+    token = _windows.set(set())
+    try:
+        yield
+    finally:
+        _windows.reset(token)
 
 
 def make_mask(
@@ -33,12 +48,18 @@ def make_mask(
     mask = torch.zeros(1, 1, 1, 1, dtype=dtype, device=device)
     if not use_vmap:
         setattr(mask, _WINDOW, local_size)
+        _windows.get().add(local_size)
     return mask
 
 
 def window_of(sliding_window: int | None, mask: torch.Tensor | None) -> int | None:
     """The window of a layer by what its attention function was given; None: it has none."""
     return sliding_window or getattr(mask, _WINDOW, None)
+
+
+def is_masked(window: int) -> bool:
+    """Whether any mask that the model has asked for within `noting_windows` has this window."""
+    return window in _windows.get()
 
 
 def is_of_model(mask: torch.Tensor | None) -> bool:
