@@ -83,8 +83,9 @@ def set_attention(model: transformers.PreTrainedModel, name: str) -> None:
 
 @contextmanager
 def attention_by(model: transformers.PreTrainedModel, attend: Callable[..., torch.Tensor]) -> Iterator[None]:
-    """Within, the model attends by this function, in this thread; then again by the one that it had."""
-    implementation = model.config.get_text_config()._attn_implementation
+    """Within, the model attends by this function, in this thread; then each part again by the one that it had."""
+    parts = [part for part in model.modules() if isinstance(part, transformers.PreTrainedModel)]
+    before = [(part.config, part.config._attn_implementation) for part in parts]
     set_attention(model, PROBE_NAME)
     token = _attend.set(attend)
     try:
@@ -92,7 +93,8 @@ def attention_by(model: transformers.PreTrainedModel, attend: Callable[..., torc
             yield
     finally:
         _attend.reset(token)
-        set_attention(model, implementation)
+        for config, implementation in before:  # outer ones first: what is set of one, is set of all within it
+            config._attn_implementation = implementation
 
 
 def _attend_in_batch(

@@ -38,9 +38,9 @@ def tokens_to_try(model: transformers.PreTrainedModel, vocab_size: int, device: 
 
 
 def refuse_mixing(forward: Forward, tokens: torch.Tensor, name: str) -> None:
-    """Refuse a model that mixes tokens outside of attention, for example by a convolution of keys.
+    """Refuse a model that mixes tokens outside of attention, as by a convolution of keys, or that heeds no positions.
 
-    If each token attends only to itself, the logits of a token must not depend on the token before it.
+    If each token attends only to itself, the logits of a token must depend neither on the token before it nor on its row.
 
     Args:
         forward: of the model.
@@ -48,13 +48,20 @@ def refuse_mixing(forward: Forward, tokens: torch.Tensor, name: str) -> None:
         name: of the model.
 
     Raises:
-        UnsupportedModelError: it mixes them.
+        UnsupportedModelError: it does so.
     """
     first, second, other = tokens.tolist()
     pairs = torch.tensor([first, second, other, second], device=tokens.device)
     positions = torch.tensor([0, 1, 0, 1], device=tokens.device)
-    one, another = forward(pairs, positions, torch.tensor([1, 3], device=tokens.device), attend_itself).float()
+    rows = torch.tensor([1, 3], device=tokens.device)
+    logits = forward(pairs, positions, rows, attend_itself)
+    one, another = logits.float()
     if (one - another).norm() > _ROUNDING * one.norm():
+        if torch.equal(forward(pairs, None, rows, attend_itself), logits):
+            raise UnsupportedModelError(
+                f"{name}: it counts positions itself, whatever position_ids say, which a batch of several sequences does not "
+                "allow"
+            )
         raise UnsupportedModelError(
             f"{name}: its layers mix tokens elsewhere than in attention (by a convolution, say), which needs state that "
             "blocks of keys and values do not hold"

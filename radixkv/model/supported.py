@@ -44,7 +44,8 @@ def check_supported(model: transformers.PreTrainedModel, name: str) -> None:
     part = _part_that_reads_text(model)
     if not part._can_set_attn_implementation():
         raise UnsupportedModelError(f"{name}: {type(part).__name__} does not let its attention be replaced")
-    if "position_ids" not in inspect.signature(model.forward).parameters:
+    # A model may pass positions on to that part without naming them.
+    if not any("position_ids" in inspect.signature(each.forward).parameters for each in (model, part)):
         raise UnsupportedModelError(
             f"{name}: {type(model).__name__} counts positions itself (no argument position_ids), which a batch of several "
             "sequences does not allow"

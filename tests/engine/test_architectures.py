@@ -111,6 +111,20 @@ def test_a_window_that_the_model_masks_nowhere_is_refused(sizes: dict[str, Any])
         LLM(build("olmoe", {**SUPPORTED["olmoe"], **sizes, "sliding_window": 12}))
 
 
+def test_a_model_that_heeds_no_positions_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was said to mix tokens elsewhere than in attention."""
+    forward = modeling_llama.LlamaForCausalLM.forward
+
+    def count(
+        self: Any, input_ids: torch.Tensor, position_ids: torch.Tensor, logits_to_keep: Any = 0, **options: Any
+    ) -> Any:
+        return forward(self, input_ids, logits_to_keep=logits_to_keep, **options)
+
+    monkeypatch.setattr(modeling_llama.LlamaForCausalLM, "forward", count)
+    with pytest.raises(UnsupportedModelError, match=r"^LlamaForCausalLM: it counts positions itself, whatever"):
+        LLM(build_supported("llama"))
+
+
 def test_positions_are_probed_without_the_padding_token_of_the_part_that_reads_text() -> None:
     """Its own position is the number of padding, 0 here, and the tokens after it then had those that an engine gives."""
     text = {

@@ -184,9 +184,13 @@ MULTIMODAL: dict[str, dict[str, Any]] = {
     "internvl": {},
     "llava": {},
     "mistral3": _WINDOW,
+    # It passes positions on without naming them.
+    "moss_transcribe_diarize": {},
     "qwen2_5_vl": IN_SPACE,
     "qwen3_vl": IN_SPACE,
     "smolvlm": {},
+    # What hears knows fewer attention functions than what reads.
+    "vibevoice_asr": {},
     # It computes the logits of all tokens.
     "video_llama_3": {},
     "voxtral": {},
@@ -200,6 +204,7 @@ _TOWER = {
     "depth": 2,
     "num_heads": 4,
     "out_hidden_size": 32,
+    "num_filters": 2,
 }
 
 # Of the type longrope, with other factors beyond this length of a sequence.
