@@ -29,7 +29,7 @@ def check_supported(model: transformers.PreTrainedModel, name: str) -> None:
     for layer_type in sorted(set(_layer_types(config)) - _SERVED_LAYERS):
         raise UnsupportedModelError(
             f"{name}: it has layers of type {layer_type!r}, expected layers that keep keys and values alone, and attend to "
-            "all earlier tokens or to a sliding window of them"
+            f"all earlier tokens or to a sliding window of them{_hint(layer_type, config)}"
         )
     for rope in sorted(_rope_types(config) & _batch_dependent_ropes(model)):
         raise UnsupportedModelError(
@@ -39,11 +39,16 @@ def check_supported(model: transformers.PreTrainedModel, name: str) -> None:
     if getattr(config, "attn_temperature_tuning", False) and 0 in (getattr(config, "no_rope_layers", None) or ()):
         raise UnsupportedModelError(
             f"{name}: its layers without rotary positions scale queries by their row in a batch, not by their position "
-            "(attn_temperature_tuning)"
+            "(attn_temperature_tuning); false in its config.json changes nothing in sequences of up to "
+            f"{getattr(config, 'floor_scale', 0)} tokens"
         )
     part = _part_that_reads_text(model)
     if not part._can_set_attn_implementation():
-        raise UnsupportedModelError(f"{name}: {type(part).__name__} does not let its attention be replaced")
+        raise UnsupportedModelError(
+            f"{name}: the attention of {type(part).__name__} cannot be replaced by one over blocks, for transformers "
+            f"{transformers.__version__} computes it in the model's own code instead of calling its AttentionInterface; a "
+            "later release may call it, as 5.24 does for gptj and codegen"
+        )
     # A model may pass positions on to that part without naming them.
     if not any("position_ids" in inspect.signature(each.forward).parameters for each in (model, part)):
         raise UnsupportedModelError(
@@ -55,6 +60,17 @@ def check_supported(model: transformers.PreTrainedModel, name: str) -> None:
             f"{name}: {type(model).__name__} cannot compute the logits of selected tokens only (no argument {ARGUMENT}, "
             "and no output head)"
         )
+
+
+def _hint(layer_type: str, config: Any) -> str:
+    """What to do about layers of a type that is not served; empty: nothing."""
+    size = getattr(config, "attention_chunk_size", None)
+    if layer_type != "chunked_attention" or size is None:
+        return ""
+    return (
+        f"; in sequences of up to {size} tokens, 'full_attention' in its place in the layer_types of its config.json "
+        "gives the same"
+    )
 
 
 def _part_that_reads_text(model: transformers.PreTrainedModel) -> transformers.PreTrainedModel:

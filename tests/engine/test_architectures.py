@@ -20,7 +20,7 @@ from support.model_zoo import (
     build_multimodal,
     build_supported,
 )
-from support.prompt_sets import stem_and_tails, tokens_of_transformers
+from support.prompt_sets import stem_and_tails, tokens_of, tokens_of_transformers
 from transformers.models.llama import modeling_llama
 
 from radixkv import LLM, SamplingParams
@@ -109,6 +109,21 @@ def test_a_window_that_the_model_masks_nowhere_is_refused(sizes: dict[str, Any])
     """olmoe hands it to its attention function and makes masks without it: flash attention heeds it, others do not."""
     with pytest.raises(UnsupportedModelError, match=r"^OlmoeForCausalLM: expected no sliding_window, got 12: "):
         LLM(build("olmoe", {**SUPPORTED["olmoe"], **sizes, "sliding_window": 12}))
+
+
+def test_what_the_refusals_of_llama4_advise_changes_no_token() -> None:
+    sizes = {**VARIANTS["llama4_text+full"], "attention_chunk_size": 96, "floor_scale": 96}
+    chunked = {**sizes, "layer_types": ["chunked_attention", "full_attention", "chunked_attention"]}
+    with pytest.raises(
+        UnsupportedModelError, match=r"of up to 96 tokens, 'full_attention' in its place in the layer_types"
+    ):
+        LLM(build("llama4_text", chunked))
+    with pytest.raises(UnsupportedModelError, match=r"false in its config.json changes nothing in .* up to 96 tokens"):
+        LLM(build("llama4_text", {**sizes, "attn_temperature_tuning": True}))
+    as_it_was = build("llama4_text", {**chunked, "attn_temperature_tuning": True})
+    expected = tokens_of_transformers(as_it_was, stem_and_tails(), 12)
+    inputs = [{"prompt_token_ids": prompt} for prompt in stem_and_tails()]
+    assert tokens_of(LLM(build("llama4_text", sizes), num_blocks=50), inputs, GREEDY) == expected
 
 
 def test_a_model_that_heeds_no_positions_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
