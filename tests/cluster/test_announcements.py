@@ -99,32 +99,29 @@ def test_a_drained_engine_s_last_counts_are_told_although_it_ends_while_a_load_i
     run(test, offline)
 
 
-def test_a_reader_that_leaves_while_its_feed_begins_is_forgotten() -> None:
-    async def main() -> None:
-        observers: list[object] = []
-        cache = SimpleNamespace(
-            block_size=16, block_hashes=list, add_observer=observers.append, remove_observer=observers.remove
-        )
-        begun = asyncio.Event()
+async def test_a_reader_that_leaves_while_its_feed_begins_is_forgotten() -> None:
+    observers: list[object] = []
+    cache = SimpleNamespace(
+        block_size=16, block_hashes=list, add_observer=observers.append, remove_observer=observers.remove
+    )
+    begun = asyncio.Event()
 
-        class Llm:
-            death = None
+    class Llm:
+        death = None
 
-            async def call(self, function: Callable[[Any], Any]) -> Any:
-                result = function(SimpleNamespace(cache=cache))
-                if not begun.is_set():
-                    begun.set()
-                    await asyncio.Event().wait()
-                return result
+        async def call(self, function: Callable[[Any], Any]) -> Any:
+            result = function(SimpleNamespace(cache=cache))
+            if not begun.is_set():
+                begun.set()
+                await asyncio.Event().wait()
+            return result
 
-        llm: Any = Llm()
-        announcements = Announcements(llm)
-        reading = asyncio.ensure_future(anext(announcements.subscribe(0)))
-        await begun.wait()
-        assert observers
-        reading.cancel()
-        await asyncio.gather(reading, return_exceptions=True)
-        await until(lambda: not observers)
-        assert not announcements._wakers
-
-    asyncio.run(main())
+    llm: Any = Llm()
+    announcements = Announcements(llm)
+    reading = asyncio.ensure_future(anext(announcements.subscribe(0)))
+    await begun.wait()
+    assert observers
+    reading.cancel()
+    await asyncio.gather(reading, return_exceptions=True)
+    await until(lambda: not observers)
+    assert not announcements._wakers

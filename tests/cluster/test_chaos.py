@@ -85,7 +85,7 @@ async def read(stream: RequestStream, started: asyncio.Event) -> tuple[str, list
 
 
 @pytest.mark.slow
-def test_every_stream_completes_although_a_replica_is_killed(
+async def test_every_stream_completes_although_a_replica_is_killed(
     replica_processes: dict[str, ReplicaProcess], tiny_model_folder: Path
 ) -> None:
     alone = LLM(str(tiny_model_folder), **OPTIONS)
@@ -93,28 +93,24 @@ def test_every_stream_completes_although_a_replica_is_killed(
     outputs = alone.generate([{"prompt_token_ids": prompt.token_ids} for prompt in prompts], params, use_tqdm=False)
     parts = [part for output in outputs for part in output.outputs]
     expected = [(part.text, part.token_ids, part.finish_reason) for part in parts]
-
-    async def main() -> None:
-        replicas = ReplicaSet(SECRET)
-        for name, replica in replica_processes.items():
-            await replicas.add(name, replica.url)
-        ingress = create_ingress(ServerConfig(), replicas)
-        started = asyncio.Event()
-        streams = [
-            (await ingress.llm.submit([prompt], params, f"stream-{number}"))[0]
-            for number, (prompt, params) in enumerate(requests())
-        ]
-        reading = [asyncio.ensure_future(read(stream, started)) for stream in streams]
-        await started.wait()
-        victim = max(replica_processes, key=replicas.streams.num_streams)
-        num_hit = replicas.streams.num_streams(victim)
-        replica_processes[victim].process.send_signal(signal.SIGKILL)
-        answers = await asyncio.gather(*reading)
-        assert num_hit
-        for answer, right in zip(answers, expected, strict=True):
-            assert answer == right
-        assert replicas.available == [name for name in replica_processes if name != victim]
-        assert await ingress.llm.shutdown()
-        await replicas.close()
-
-    asyncio.run(main())
+    replicas = ReplicaSet(SECRET)
+    for name, replica in replica_processes.items():
+        await replicas.add(name, replica.url)
+    ingress = create_ingress(ServerConfig(), replicas)
+    started = asyncio.Event()
+    streams = [
+        (await ingress.llm.submit([prompt], params, f"stream-{number}"))[0]
+        for number, (prompt, params) in enumerate(requests())
+    ]
+    reading = [asyncio.ensure_future(read(stream, started)) for stream in streams]
+    await started.wait()
+    victim = max(replica_processes, key=replicas.streams.num_streams)
+    num_hit = replicas.streams.num_streams(victim)
+    replica_processes[victim].process.send_signal(signal.SIGKILL)
+    answers = await asyncio.gather(*reading)
+    assert num_hit
+    for answer, right in zip(answers, expected, strict=True):
+        assert answer == right
+    assert replicas.available == [name for name in replica_processes if name != victim]
+    assert await ingress.llm.shutdown()
+    await replicas.close()

@@ -103,22 +103,19 @@ async def whole(writer: asyncio.StreamWriter, number: int) -> None:
     writer.write(_HEAD + chunk(b"answer ") + chunk(str(number).encode()) + _END)
 
 
-def test_a_connection_serves_again_after_a_response_that_was_read_to_its_end(tmp_path: Path) -> None:
-    async def main() -> None:
-        async with client_of(tmp_path / "s", whole) as (server, client):
-            answers = [await client.post("/generate?a=b", content=b"prompt", headers={"X-A": "1"}) for _ in range(3)]
-        assert [answer.content for answer in answers] == [b"answer 1", b"answer 2", b"answer 3"]
-        assert answers[0].headers["x-name"] == "one"
-        head, body = server.requests[2]
-        assert head.startswith(b"POST /generate?a=b HTTP/1.1\r\n")
-        assert body == b"prompt"
-        assert (b"x-a", b"1") in parsed(head)
-        assert server.num_connections == 1
-
-    asyncio.run(main())
+async def test_a_connection_serves_again_after_a_response_that_was_read_to_its_end(tmp_path: Path) -> None:
+    async with client_of(tmp_path / "s", whole) as (server, client):
+        answers = [await client.post("/generate?a=b", content=b"prompt", headers={"X-A": "1"}) for _ in range(3)]
+    assert [answer.content for answer in answers] == [b"answer 1", b"answer 2", b"answer 3"]
+    assert answers[0].headers["x-name"] == "one"
+    head, body = server.requests[2]
+    assert head.startswith(b"POST /generate?a=b HTTP/1.1\r\n")
+    assert body == b"prompt"
+    assert (b"x-a", b"1") in parsed(head)
+    assert server.num_connections == 1
 
 
-def test_a_response_that_is_left_early_ends_its_connection(tmp_path: Path) -> None:
+async def test_a_response_that_is_left_early_ends_its_connection(tmp_path: Path) -> None:
     ended = asyncio.Event()
 
     async def answer(writer: asyncio.StreamWriter, number: int) -> None:
@@ -135,15 +132,12 @@ def test_a_response_that_is_left_early_ends_its_connection(tmp_path: Path) -> No
             ended.set()
             raise
 
-    async def main() -> None:
-        async with client_of(tmp_path / "s", answer) as (server, client):
-            async with client.stream("GET", "/") as response:
-                assert (await anext(response.aiter_bytes())).startswith(b"begun")
-            await asyncio.wait_for(ended.wait(), 600)
-            assert (await client.get("/")).content == b"answer 2"
-            assert server.num_connections == 2
-
-    asyncio.run(main())
+    async with client_of(tmp_path / "s", answer) as (server, client):
+        async with client.stream("GET", "/") as response:
+            assert (await anext(response.aiter_bytes())).startswith(b"begun")
+        await asyncio.wait_for(ended.wait(), 600)
+        assert (await client.get("/")).content == b"answer 2"
+        assert server.num_connections == 2
 
 
 @pytest.mark.parametrize(
@@ -157,22 +151,19 @@ def test_a_response_that_is_left_early_ends_its_connection(tmp_path: Path) -> No
     ],
     ids=["nothing", "half", "no response", "no chunk", "no header"],
 )
-def test_a_broken_response_is_an_error(tmp_path: Path, sent: bytes) -> None:
+async def test_a_broken_response_is_an_error(tmp_path: Path, sent: bytes) -> None:
     async def answer(writer: asyncio.StreamWriter, number: int) -> None:
         writer.write(sent)
         await writer.drain()
         writer.close()
 
-    async def main() -> None:
-        async with client_of(tmp_path / "s", answer) as (_, client):
-            with pytest.raises(httpx.TransportError) as error:
-                await client.get("/")
-        assert not isinstance(error.value, httpx.ConnectError)  # the server has had the request
-
-    asyncio.run(main())
+    async with client_of(tmp_path / "s", answer) as (_, client):
+        with pytest.raises(httpx.TransportError) as error:
+            await client.get("/")
+    assert not isinstance(error.value, httpx.ConnectError)  # the server has had the request
 
 
-def test_a_malformed_chunk_in_the_middle_is_an_error_at_once(tmp_path: Path) -> None:
+async def test_a_malformed_chunk_in_the_middle_is_an_error_at_once(tmp_path: Path) -> None:
     begun = asyncio.Event()
 
     async def answer(writer: asyncio.StreamWriter, number: int) -> None:
@@ -181,65 +172,53 @@ def test_a_malformed_chunk_in_the_middle_is_an_error_at_once(tmp_path: Path) -> 
         writer.write(b"no length\r\n")
         await asyncio.Event().wait()  # the connection stays open at this end
 
-    async def main() -> None:
-        async with client_of(tmp_path / "s", answer) as (_, client), client.stream("GET", "/") as response:
-            pieces = response.aiter_bytes()
-            assert await anext(pieces) == b"begun"
-            begun.set()
-            with pytest.raises(httpx.ReadError, match="malformed"):
-                await asyncio.wait_for(anext(pieces), HANGING)
-
-    asyncio.run(main())
+    async with client_of(tmp_path / "s", answer) as (_, client), client.stream("GET", "/") as response:
+        pieces = response.aiter_bytes()
+        assert await anext(pieces) == b"begun"
+        begun.set()
+        with pytest.raises(httpx.ReadError, match="malformed"):
+            await asyncio.wait_for(anext(pieces), HANGING)
 
 
-def test_silence_and_nobody_there_are_errors(tmp_path: Path) -> None:
+async def test_silence_and_nobody_there_are_errors(tmp_path: Path) -> None:
     async def answer(writer: asyncio.StreamWriter, number: int) -> None:
         writer.write(_HEAD + chunk(b"begun"))
 
-    async def main() -> None:
-        async with client_of(tmp_path / "s", answer) as (_, client):
-            with pytest.raises(httpx.ReadTimeout):
-                await client.get("/", timeout=httpx.Timeout(None, read=0.01))
-        async with connect(f"unix://{tmp_path / 'none'}") as client:
-            with pytest.raises(httpx.ConnectError):
-                await client.get("/")
-
-    asyncio.run(main())
+    async with client_of(tmp_path / "s", answer) as (_, client):
+        with pytest.raises(httpx.ReadTimeout):
+            await client.get("/", timeout=httpx.Timeout(None, read=0.01))
+    async with connect(f"unix://{tmp_path / 'none'}") as client:
+        with pytest.raises(httpx.ConnectError):
+            await client.get("/")
 
 
-def test_a_closed_client_ends_what_is_read(tmp_path: Path) -> None:
+async def test_a_closed_client_ends_what_is_read(tmp_path: Path) -> None:
     async def answer(writer: asyncio.StreamWriter, number: int) -> None:
         writer.write(_HEAD + chunk(b"begun"))
 
-    async def main() -> None:
-        async with client_of(tmp_path / "s", answer) as (_, client), client.stream("GET", "/") as response:
-            pieces = response.aiter_bytes()
-            assert await anext(pieces) == b"begun"
-            await client.aclose()
-            with pytest.raises((httpx.TransportError, RuntimeError)):
-                await anext(pieces)
-
-    asyncio.run(main())
+    async with client_of(tmp_path / "s", answer) as (_, client), client.stream("GET", "/") as response:
+        pieces = response.aiter_bytes()
+        assert await anext(pieces) == b"begun"
+        await client.aclose()
+        with pytest.raises((httpx.TransportError, RuntimeError)):
+            await anext(pieces)
 
 
-def test_a_connection_notices_that_its_replica_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_connection_notices_that_its_replica_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
     noticing: list[socket.socket] = []
     monkeypatch.setattr("radixkv.cluster.connection.notice_loss", noticing.append)
 
-    async def main() -> None:
-        async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            await reader.readuntil(b"\r\n\r\n")
-            writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok")
-            await writer.drain()
-            writer.close()
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok")
+        await writer.drain()
+        writer.close()
 
-        async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
-            port = server.sockets[0].getsockname()[1]
-            async with connect(f"http://127.0.0.1:{port}") as client:
-                assert (await client.get("/")).text == "ok"
-        assert len(noticing) == 1
-
-    asyncio.run(main())
+    async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
+        port = server.sockets[0].getsockname()[1]
+        async with connect(f"http://127.0.0.1:{port}") as client:
+            assert (await client.get("/")).text == "ok"
+    assert len(noticing) == 1
 
 
 def test_what_a_host_that_is_cut_off_never_had_is_not_lost_there(

@@ -77,45 +77,41 @@ def test_a_replica_whose_streams_are_called_away_twice_is_in_use_again(caplog: p
     assert "cannot be followed" not in caplog.text
 
 
-def test_replicas_that_are_drained_together_finish_their_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_replicas_that_are_drained_together_finish_their_answers(monkeypatch: pytest.MonkeyPatch) -> None:
     """Those of the first that said so went to the second, which refused them, and were lost after the time to wait."""
     monkeypatch.setattr("radixkv.cluster.replica_set._SECONDS_TO_STAY", HANGING)
+    cluster, drained, may_end = Cluster(), set[str](), asyncio.Event()
 
-    async def main() -> None:
-        cluster, drained, may_end = Cluster(), set[str](), asyncio.Event()
+    async def events(request: httpx.Request) -> httpx.Response:
+        async def records() -> AsyncIterator[bytes]:
+            yield encode_record(Kind.HELD) + RUNNING
+            await until(lambda: request.url.host in drained)
+            yield DRAINED
+            await asyncio.Event().wait()
 
-        async def events(request: httpx.Request) -> httpx.Response:
-            async def records() -> AsyncIterator[bytes]:
-                yield encode_record(Kind.HELD) + RUNNING
-                await until(lambda: request.url.host in drained)
-                yield DRAINED
-                await asyncio.Event().wait()
+        return await streaming(records)(request)
 
-            return await streaming(records)(request)
+    async def body() -> AsyncIterator[bytes]:
+        yield line(1)
+        await may_end.wait()
+        yield line(2, "length")
 
-        async def body() -> AsyncIterator[bytes]:
-            yield line(1)
-            await may_end.wait()
-            yield line(2, "length")
+    async def generate(request: httpx.Request) -> httpx.Response:
+        return refusal("DrainingError") if drained else await streaming(body)(request)
 
-        async def generate(request: httpx.Request) -> httpx.Response:
-            return refusal("DrainingError") if drained else await streaming(body)(request)
-
-        cluster.answers |= {"/events": events, "/generate": generate}
-        replicas = ReplicaSet(SECRET, connect=cluster.connect, wait_seconds=0.0)
-        for name in "ab":
-            await replicas.add(name, f"http://{name}")
-        answers = [asyncio.ensure_future(tokens(replicas.streams)) for _ in "ab"]
-        await until(lambda: all(map(replicas.streams.num_streams, "ab")))
-        drained.add("a")
-        await until(lambda: replicas.available == ["b"])
-        drained.add("b")
-        await until(lambda: not replicas.available)
-        may_end.set()
-        assert await asyncio.gather(*answers) == [[1, 2]] * 2
-        await replicas.close()
-
-    asyncio.run(main())
+    cluster.answers |= {"/events": events, "/generate": generate}
+    replicas = ReplicaSet(SECRET, connect=cluster.connect, wait_seconds=0.0)
+    for name in "ab":
+        await replicas.add(name, f"http://{name}")
+    answers = [asyncio.ensure_future(tokens(replicas.streams)) for _ in "ab"]
+    await until(lambda: all(map(replicas.streams.num_streams, "ab")))
+    drained.add("a")
+    await until(lambda: replicas.available == ["b"])
+    drained.add("b")
+    await until(lambda: not replicas.available)
+    may_end.set()
+    assert await asyncio.gather(*answers) == [[1, 2]] * 2
+    await replicas.close()
 
 
 def test_a_stream_that_fails_does_not_end_the_following_of_its_replica(
@@ -136,21 +132,17 @@ def test_a_stream_that_fails_does_not_end_the_following_of_its_replica(
     assert "replica 'a' cannot be followed" in caplog.text
 
 
-def test_an_ingress_whose_only_replica_is_drained_starts_when_that_one_is_back() -> None:
+async def test_an_ingress_whose_only_replica_is_drained_starts_when_that_one_is_back() -> None:
     """The replica had joined, so that no further attempt told of its return: the ingress waited for ever."""
-
-    async def main() -> None:
-        cluster, events = Cluster(), Restarting(first=DRAINED)
-        cluster.answers["/events"] = events
-        replicas = cluster.replicas()
-        membership = Membership(replicas, {"a": "http://a"})
-        starting = asyncio.ensure_future(membership.wait_for_first())
-        await until(lambda: replicas.names and not membership._changing)
-        assert not replicas.available
-        events.may_end.set()
-        await asyncio.wait_for(starting, HANGING)
-        assert replicas.available == ["a"]
-        await membership.close()
-        await replicas.close()
-
-    asyncio.run(main())
+    cluster, events = Cluster(), Restarting(first=DRAINED)
+    cluster.answers["/events"] = events
+    replicas = cluster.replicas()
+    membership = Membership(replicas, {"a": "http://a"})
+    starting = asyncio.ensure_future(membership.wait_for_first())
+    await until(lambda: replicas.names and not membership._changing)
+    assert not replicas.available
+    events.may_end.set()
+    await asyncio.wait_for(starting, HANGING)
+    assert replicas.available == ["a"]
+    await membership.close()
+    await replicas.close()

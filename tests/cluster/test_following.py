@@ -39,37 +39,31 @@ async def unreachable(request: httpx.Request) -> httpx.Response:
     ],
     ids=["an error", "none", "others first"],
 )
-def test_a_replica_that_does_not_say_what_it_holds_is_not_up(events: Handler, expected: str) -> None:
-    async def main() -> None:
-        cluster = Cluster()
-        cluster.answers["/events"] = events
-        replicas = cluster.replicas()
-        with pytest.raises(ConnectionError, match=expected):
-            await replicas.add("a", "http://a")
-        await replicas.close()
-
-    asyncio.run(main())
+async def test_a_replica_that_does_not_say_what_it_holds_is_not_up(events: Handler, expected: str) -> None:
+    cluster = Cluster()
+    cluster.answers["/events"] = events
+    replicas = cluster.replicas()
+    with pytest.raises(ConnectionError, match=expected):
+        await replicas.add("a", "http://a")
+    await replicas.close()
 
 
 @pytest.mark.parametrize("later", [unavailable, unreachable])
-def test_a_replica_whose_events_cannot_be_read_again_is_down(later: Handler) -> None:
-    async def main() -> None:
-        cluster, may_end = Cluster(), asyncio.Event()
+async def test_a_replica_whose_events_cannot_be_read_again_is_down(later: Handler) -> None:
+    cluster, may_end = Cluster(), asyncio.Event()
 
-        async def records() -> AsyncIterator[bytes]:
-            yield UP
-            await may_end.wait()
-            cluster.answers["/events"] = later
+    async def records() -> AsyncIterator[bytes]:
+        yield UP
+        await may_end.wait()
+        cluster.answers["/events"] = later
 
-        cluster.answers["/events"] = streaming(records)
-        replicas = await cluster.up("a")
-        assert replicas.loads == {"a": LOAD}
-        may_end.set()
-        await until(lambda: not replicas.available)
-        assert replicas.loads == {}
-        await replicas.close()
-
-    asyncio.run(main())
+    cluster.answers["/events"] = streaming(records)
+    replicas = await cluster.up("a")
+    assert replicas.loads == {"a": LOAD}
+    may_end.set()
+    await until(lambda: not replicas.available)
+    assert replicas.loads == {}
+    await replicas.close()
 
 
 def test_whatever_comes_from_a_replica_breaks_its_silence(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -92,15 +86,12 @@ def test_whatever_comes_from_a_replica_breaks_its_silence(monkeypatch: pytest.Mo
     assert heard == [10.0] * 3
 
 
-def test_the_router_learns_how_fast_a_replica_is() -> None:
-    async def main() -> None:
-        cluster = Cluster()
-        cluster.events["http://a"] = [encode_record(Kind.HELD), load_record(prefill_seconds_per_token=0.25)]
-        replicas = await cluster.up("a")
-        assert replicas.streams.router._replicas["a"].seconds_per_token == 0.25
-        await replicas.close()
-
-    asyncio.run(main())
+async def test_the_router_learns_how_fast_a_replica_is() -> None:
+    cluster = Cluster()
+    cluster.events["http://a"] = [encode_record(Kind.HELD), load_record(prefill_seconds_per_token=0.25)]
+    replicas = await cluster.up("a")
+    assert replicas.streams.router._replicas["a"].seconds_per_token == 0.25
+    await replicas.close()
 
 
 def test_what_keeps_a_replica_down_is_said_once_each_time_that_it_is_down(caplog: pytest.LogCaptureFixture) -> None:
@@ -140,25 +131,22 @@ def test_a_replica_that_cannot_be_followed_is_an_error_once(caplog: pytest.LogCa
 
 
 @pytest.mark.parametrize("closes", [True, False], ids=["a closed set", "a replica that is down"])
-def test_what_is_left_is_told_nothing_more(closes: bool) -> None:
-    async def main() -> None:
-        cluster, asked = Cluster(), asyncio.Event()
+async def test_what_is_left_is_told_nothing_more(closes: bool) -> None:
+    cluster, asked = Cluster(), asyncio.Event()
 
-        async def confirm(request: httpx.Request) -> httpx.Response:
-            asked.set()
-            return await asyncio.Future()
+    async def confirm(request: httpx.Request) -> httpx.Response:
+        asked.set()
+        return await asyncio.Future()
 
-        cluster.answers["/tenants"] = confirm
-        replicas = await cluster.up("a")
-        setting = asyncio.ensure_future(replicas.set_tenants({"ann": TenantShare()}))
-        await asked.wait()
-        if closes:
-            await replicas.close()
-        else:
-            cluster.hung.add("http://a")
-        await asyncio.wait_for(setting, HANGING)
-        assert replicas.available == []
+    cluster.answers["/tenants"] = confirm
+    replicas = await cluster.up("a")
+    setting = asyncio.ensure_future(replicas.set_tenants({"ann": TenantShare()}))
+    await asked.wait()
+    if closes:
         await replicas.close()
-        assert replicas.names == []
-
-    asyncio.run(main())
+    else:
+        cluster.hung.add("http://a")
+    await asyncio.wait_for(setting, HANGING)
+    assert replicas.available == []
+    await replicas.close()
+    assert replicas.names == []

@@ -99,208 +99,182 @@ class TestGenerations:
         assert record.getMessage().endswith("weights: 'old', and 'new' there")
 
 
-def test_what_has_begun_must_not_be_called_away_as_if_it_had_not() -> None:
+async def test_what_has_begun_must_not_be_called_away_as_if_it_had_not() -> None:
     """If a request is called away for having no token, and gets one just then, it can go on only where it is."""
-
-    async def main() -> None:
-        attempt = Attempt("a", "old", 100, begun=False)
-        attempt.move({("new", 100)})
-        attempt.begin()
+    attempt = Attempt("a", "old", 100, begun=False)
+    attempt.move({("new", 100)})
+    attempt.begin()
+    attempt.check()
+    attempt.move({("new", 100)})
+    attempt.check()
+    attempt.move({("old", 100)})
+    with pytest.raises(MovedError):
         attempt.check()
-        attempt.move({("new", 100)})
-        attempt.check()
-        attempt.move({("old", 100)})
-        with pytest.raises(MovedError):
-            attempt.check()
-
-    asyncio.run(main())
 
 
-def test_a_drained_replica_keeps_what_only_it_can_go_on_with(default_tokenizer: Any, tmp_path: Path) -> None:
-    async def main() -> None:
-        async with local_replicas(tmp_path, tiny_llm(default_tokenizer)) as (replicas, (old,)):
-            expected = await answer(replicas)
-            steps = await old.llm.call(HeldSteps)
+async def test_a_drained_replica_keeps_what_only_it_can_go_on_with(default_tokenizer: Any, tmp_path: Path) -> None:
+    async with local_replicas(tmp_path, tiny_llm(default_tokenizer)) as (replicas, (old,)):
+        expected = await answer(replicas)
+        steps = await old.llm.call(HeldSteps)
+        task = await begun_on(replicas, old, steps, "0")
+        async with one_more(replicas, tiny_llm(default_tokenizer, seed=1), tmp_path / "new.sock", "new"):
+            assert len(set(replicas.generations.names.values())) == 2
+            await drain(old)
+            steps.allow_all()
+            await until(lambda: replicas.available == ["new"])
+            assert await answer(replicas) != expected
+            assert await task == expected
+            await replicas.remove("new")
+
+
+async def test_within_a_generation_answers_move_at_once(default_tokenizer: Any, tmp_path: Path) -> None:
+    llms = [tiny_llm(default_tokenizer), tiny_llm(default_tokenizer)]
+    async with local_replicas(tmp_path, *llms) as (replicas, servers):
+        expected = await answer(replicas)
+        here = next(name for name in "01" if servers[int(name)].llm.stats.num_evictable_blocks)
+        steps, steps_there = [await servers[i].llm.call(HeldSteps) for i in (int(here), 1 - int(here))]
+        async with one_more(replicas, tiny_llm(default_tokenizer, seed=1), tmp_path / "new.sock", "new"):
+            task = await begun_on(replicas, servers[int(here)], steps, here)
+            await replicas.remove(here)
+            assert not task.done()
+            steps_there.allow_all()
+            assert await task == expected
+            steps.allow_all()
+            await replicas.remove("new")
+
+
+async def test_what_has_no_token_moves_to_any_generation(default_tokenizer: Any, tmp_path: Path) -> None:
+    async with local_replicas(tmp_path, tiny_llm(default_tokenizer)) as (replicas, (old,)):
+        await answer(replicas)
+        steps = await old.llm.call(HeldSteps)
+        async with one_more(replicas, tiny_llm(default_tokenizer, seed=1), tmp_path / "new.sock", "new"):
+            task = asyncio.ensure_future(answer(replicas))
+            await until(lambda: replicas.streams.num_streams("0") and steps.is_holding)
+            await replicas.remove("0")
+            assert await task == await answer(replicas)
+            steps.allow_all()
+            await replicas.remove("new")
+
+
+async def test_what_a_lost_generation_has_begun_is_continued_by_none_other(
+    default_tokenizer: Any, tmp_path: Path
+) -> None:
+    async with local_replicas(tmp_path, tiny_llm(default_tokenizer), wait_seconds=0) as (replicas, (old,)):
+        expected = await answer(replicas)
+        steps = await old.llm.call(HeldSteps)
+        async with one_more(replicas, tiny_llm(default_tokenizer, seed=1), tmp_path / "new.sock", "new"):
+            replicas.streams.router.expect("new", "another's", [], 100_000)
             task = await begun_on(replicas, old, steps, "0")
-            async with one_more(replicas, tiny_llm(default_tokenizer, seed=1), tmp_path / "new.sock", "new"):
-                assert len(set(replicas.generations.names.values())) == 2
-                await drain(old)
-                steps.allow_all()
-                await until(lambda: replicas.available == ["new"])
-                assert await answer(replicas) != expected
-                assert await task == expected
-                await replicas.remove("new")
-
-    asyncio.run(main())
+            await old.kill()
+            steps.allow_all()
+            with pytest.raises(ReplicasLostError, match="there is no replica of the generation that began it"):
+                await task
+            assert await answer(replicas) != expected  # by the new one
+            await replicas.remove("new")
+        await old.start()
 
 
-def test_within_a_generation_answers_move_at_once(default_tokenizer: Any, tmp_path: Path) -> None:
-    async def main() -> None:
-        llms = [tiny_llm(default_tokenizer), tiny_llm(default_tokenizer)]
-        async with local_replicas(tmp_path, *llms) as (replicas, servers):
-            expected = await answer(replicas)
-            here = next(name for name in "01" if servers[int(name)].llm.stats.num_evictable_blocks)
-            steps, steps_there = [await servers[i].llm.call(HeldSteps) for i in (int(here), 1 - int(here))]
-            async with one_more(replicas, tiny_llm(default_tokenizer, seed=1), tmp_path / "new.sock", "new"):
-                task = await begun_on(replicas, servers[int(here)], steps, here)
-                await replicas.remove(here)
-                assert not task.done()
-                steps_there.allow_all()
-                assert await task == expected
-                steps.allow_all()
-                await replicas.remove("new")
-
-    asyncio.run(main())
-
-
-def test_what_has_no_token_moves_to_any_generation(default_tokenizer: Any, tmp_path: Path) -> None:
-    async def main() -> None:
-        async with local_replicas(tmp_path, tiny_llm(default_tokenizer)) as (replicas, (old,)):
-            await answer(replicas)
-            steps = await old.llm.call(HeldSteps)
-            async with one_more(replicas, tiny_llm(default_tokenizer, seed=1), tmp_path / "new.sock", "new"):
-                task = asyncio.ensure_future(answer(replicas))
-                await until(lambda: replicas.streams.num_streams("0") and steps.is_holding)
-                await replicas.remove("0")
-                assert await task == await answer(replicas)
-                steps.allow_all()
-                await replicas.remove("new")
-
-    asyncio.run(main())
-
-
-def test_what_a_lost_generation_has_begun_is_continued_by_none_other(default_tokenizer: Any, tmp_path: Path) -> None:
-    async def main() -> None:
-        async with local_replicas(tmp_path, tiny_llm(default_tokenizer), wait_seconds=0) as (replicas, (old,)):
-            expected = await answer(replicas)
-            steps = await old.llm.call(HeldSteps)
-            async with one_more(replicas, tiny_llm(default_tokenizer, seed=1), tmp_path / "new.sock", "new"):
-                replicas.streams.router.expect("new", "another's", [], 100_000)
-                task = await begun_on(replicas, old, steps, "0")
-                await old.kill()
-                steps.allow_all()
-                with pytest.raises(ReplicasLostError, match="there is no replica of the generation that began it"):
-                    await task
-                assert await answer(replicas) != expected  # by the new one
-                await replicas.remove("new")
+async def test_it_waits_for_its_generation_to_come_back(default_tokenizer: Any, tmp_path: Path) -> None:
+    async with local_replicas(tmp_path, tiny_llm(default_tokenizer), wait_seconds=600) as (replicas, (old,)):
+        expected = await answer(replicas)
+        steps = await old.llm.call(HeldSteps)
+        async with one_more(replicas, tiny_llm(default_tokenizer, seed=1), tmp_path / "new.sock", "new"):
+            replicas.streams.router.expect("new", "another's", [], 100_000)
+            task = await begun_on(replicas, old, steps, "0")
+            await old.kill()
+            steps.allow_all()
+            await until(lambda: "0" not in replicas.available)
             await old.start()
-
-    asyncio.run(main())
-
-
-def test_it_waits_for_its_generation_to_come_back(default_tokenizer: Any, tmp_path: Path) -> None:
-    async def main() -> None:
-        async with local_replicas(tmp_path, tiny_llm(default_tokenizer), wait_seconds=600) as (replicas, (old,)):
-            expected = await answer(replicas)
-            steps = await old.llm.call(HeldSteps)
-            async with one_more(replicas, tiny_llm(default_tokenizer, seed=1), tmp_path / "new.sock", "new"):
-                replicas.streams.router.expect("new", "another's", [], 100_000)
-                task = await begun_on(replicas, old, steps, "0")
-                await old.kill()
-                steps.allow_all()
-                await until(lambda: "0" not in replicas.available)
-                await old.start()
-                assert await task == expected
-                await replicas.remove("new")
-
-    asyncio.run(main())
+            assert await task == expected
+            await replicas.remove("new")
 
 
-def test_an_update_under_load_loses_no_request_and_mixes_no_answer(default_tokenizer: Any, tmp_path: Path) -> None:
+async def test_an_update_under_load_loses_no_request_and_mixes_no_answer(
+    default_tokenizer: Any, tmp_path: Path
+) -> None:
     body = {"prompt": PROMPT.token_ids, "seed": 5, "max_tokens": 30, "ignore_eos": True, "return_token_ids": True}
     old = [tiny_llm(default_tokenizer) for _ in range(2)]
+    async with (
+        local_replicas(tmp_path, *old) as (replicas, servers),
+        ingress_client(replicas, default_tokenizer) as client,
+    ):
+        answers: list[tuple[int, ...]] = []
+        updated = False
 
-    async def main() -> None:
-        async with (
-            local_replicas(tmp_path, *old) as (replicas, servers),
-            ingress_client(replicas, default_tokenizer) as client,
-        ):
-            answers: list[tuple[int, ...]] = []
-            updated = False
+        async def ask() -> tuple[int, ...]:
+            response = await client.post("/v1/completions", json=body)
+            assert response.status_code == 200, response.text
+            return tuple(response.json()["choices"][0]["token_ids"])
 
-            async def ask() -> tuple[int, ...]:
-                response = await client.post("/v1/completions", json=body)
-                assert response.status_code == 200, response.text
-                return tuple(response.json()["choices"][0]["token_ids"])
+        async def keep_asking() -> None:
+            while not updated:
+                answers.append(await ask())
 
-            async def keep_asking() -> None:
-                while not updated:
-                    answers.append(await ask())
-
-            before = await ask()
-            load = [asyncio.ensure_future(keep_asking()) for _ in range(6)]
-            news = []
-            for number, server in enumerate(servers):
-                new = LocalReplica(AsyncLLM(tiny_llm(default_tokenizer, seed=1)), tmp_path / f"new{number}.sock")
-                await new.start()
-                news.append(new)
-                await replicas.add(f"new{number}", new.url)
-                count = len(answers)
-                await until(lambda count=count: len(answers) > count + 12)
-                await drain(server)
-                await replicas.remove(str(number))
-                assert await server.llm.shutdown(grace_seconds=600)
-            updated = True
-            await asyncio.gather(*load)
-            after = await ask()
-            assert before != after
-            assert set(answers) == {before, after}
-            for new in news:
-                await replicas.remove(replicas.names[0])
-                await new.kill()
-                await new.llm.shutdown()
-
-    asyncio.run(main())
+        before = await ask()
+        load = [asyncio.ensure_future(keep_asking()) for _ in range(6)]
+        news = []
+        for number, server in enumerate(servers):
+            new = LocalReplica(AsyncLLM(tiny_llm(default_tokenizer, seed=1)), tmp_path / f"new{number}.sock")
+            await new.start()
+            news.append(new)
+            await replicas.add(f"new{number}", new.url)
+            count = len(answers)
+            await until(lambda count=count: len(answers) > count + 12)
+            await drain(server)
+            await replicas.remove(str(number))
+            assert await server.llm.shutdown(grace_seconds=600)
+        updated = True
+        await asyncio.gather(*load)
+        after = await ask()
+        assert before != after
+        assert set(answers) == {before, after}
+        for new in news:
+            await replicas.remove(replicas.names[0])
+            await new.kill()
+            await new.llm.shutdown()
 
 
-def test_defaults_and_length_follow_the_new_generation_and_administrators_see_it() -> None:
-    async def main() -> None:
-        cluster = PretendedCluster()
-        cluster.identities["http://new"] = {
-            "weights": "new",
-            "sampling_defaults": {"top_k": 5},
-            "eos_token_ids": [7],
-            "model_length": 60,
-        }
-        cluster.capacities["http://new"] = {"max_model_len": 60}
-        replicas = await cluster.up("old")
-        llm = pretended_llm(replicas)
-        assert (llm.loaded.max_model_len, llm.loaded.sampling_defaults) == (100, {})
-        await replicas.add("new", "http://new")
-        assert llm.loaded.max_model_len == 60
-        await replicas.remove("old")
-        assert (llm.loaded.sampling_defaults, llm.loaded.eos_token_ids) == ({"top_k": 5}, frozenset({7}))
-        assert llm.loaded is llm.loaded
-        await replicas.close()
-
-    asyncio.run(main())
+async def test_defaults_and_length_follow_the_new_generation_and_administrators_see_it() -> None:
+    cluster = PretendedCluster()
+    cluster.identities["http://new"] = {
+        "weights": "new",
+        "sampling_defaults": {"top_k": 5},
+        "eos_token_ids": [7],
+        "model_length": 60,
+    }
+    cluster.capacities["http://new"] = {"max_model_len": 60}
+    replicas = await cluster.up("old")
+    llm = pretended_llm(replicas)
+    assert (llm.loaded.max_model_len, llm.loaded.sampling_defaults) == (100, {})
+    await replicas.add("new", "http://new")
+    assert llm.loaded.max_model_len == 60
+    await replicas.remove("old")
+    assert (llm.loaded.sampling_defaults, llm.loaded.eos_token_ids) == ({"top_k": 5}, frozenset({7}))
+    assert llm.loaded is llm.loaded
+    await replicas.close()
 
 
-def test_a_replica_of_the_old_generation_that_is_started_again_does_not_make_it_the_newest(
+async def test_a_replica_of_the_old_generation_that_is_started_again_does_not_make_it_the_newest(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """When the last old replica crashed during an update, template, defaults and end tokens were the old ones again."""
     monkeypatch.setattr(replica_set, "_SECONDS_BETWEEN_ATTEMPTS", 0.0)
+    cluster, started = PretendedCluster(), {"old": 1.0, "new": 2.0}
 
-    async def main() -> None:
-        cluster, started = PretendedCluster(), {"old": 1.0, "new": 2.0}
+    async def describe(request: httpx.Request) -> httpx.Response:
+        name = request.url.host
+        each = described(started[name], weights=name)
+        return httpx.Response(200, json=each.as_json())
 
-        async def describe(request: httpx.Request) -> httpx.Response:
-            name = request.url.host
-            each = described(started[name], weights=name)
-            return httpx.Response(200, json=each.as_json())
-
-        cluster.answers["/description"] = describe
-        replicas = await cluster.up(*started)
-        generations = replicas.generations
-        before, num_changes = generations.newest, generations.num_changes
-        started["old"] = 3.0
-        cluster.hung.add("http://old")
-        await until(lambda: generations.num_changes > num_changes)
-        cluster.hung.clear()
-        await until(lambda: set(replicas.available) == {"old", "new"})
-        assert {each.instance for each in generations._last.values()} == {"3.0", "2.0"}
-        assert generations.newest is before
-        await replicas.close()
-
-    asyncio.run(main())
+    cluster.answers["/description"] = describe
+    replicas = await cluster.up(*started)
+    generations = replicas.generations
+    before, num_changes = generations.newest, generations.num_changes
+    started["old"] = 3.0
+    cluster.hung.add("http://old")
+    await until(lambda: generations.num_changes > num_changes)
+    cluster.hung.clear()
+    await until(lambda: set(replicas.available) == {"old", "new"})
+    assert {each.instance for each in generations._last.values()} == {"3.0", "2.0"}
+    assert generations.newest is before
+    await replicas.close()

@@ -105,29 +105,26 @@ async def counted(client: httpx.AsyncClient) -> list[str]:
     return sorted(line for line in lines if line.startswith(tuple(f"radixkv:{name}" for name in names)))
 
 
-def test_it_answers_as_one_engine_does(default_tokenizer: Any, tmp_path: Path) -> None:
-    async def main() -> None:
-        alone = AsyncLLM(tiny_llm(default_tokenizer), max_seqs_per_request=32)
-        llms = [tiny_llm(default_tokenizer) for _ in range(2)]
-        async with (
-            make_client(alone) as one,
-            local_replicas(tmp_path, *llms) as (replicas, _),
-            ingress_client(replicas, default_tokenizer, served_model_name=("model",)) as several,
-        ):
-            for name, (path, body) in REQUESTS.items():
-                expected = comparable(await one.post(path, json=body))
-                assert expected[0] == (400 if name in REFUSED else 200), expected
-                assert comparable(await several.post(path, json=body)) == expected, name
-            assert (await several.get("/ready")).status_code == 200
-            assert (await several.get("/live")).json()["tokens"]["computed"] > 0
-            assert await counted(several) == await counted(one)
-        await alone.shutdown()
-
-    asyncio.run(main())
+async def test_it_answers_as_one_engine_does(default_tokenizer: Any, tmp_path: Path) -> None:
+    alone = AsyncLLM(tiny_llm(default_tokenizer), max_seqs_per_request=32)
+    llms = [tiny_llm(default_tokenizer) for _ in range(2)]
+    async with (
+        make_client(alone) as one,
+        local_replicas(tmp_path, *llms) as (replicas, _),
+        ingress_client(replicas, default_tokenizer, served_model_name=("model",)) as several,
+    ):
+        for name, (path, body) in REQUESTS.items():
+            expected = comparable(await one.post(path, json=body))
+            assert expected[0] == (400 if name in REFUSED else 200), expected
+            assert comparable(await several.post(path, json=body)) == expected, name
+        assert (await several.get("/ready")).status_code == 200
+        assert (await several.get("/live")).json()["tokens"]["computed"] > 0
+        assert await counted(several) == await counted(one)
+    await alone.shutdown()
 
 
 @pytest.mark.usefixtures("loads_are_worth_it")
-def test_usage_counts_drafts_and_loaded_tokens_as_one_engine_does(default_tokenizer: Any, tmp_path: Path) -> None:
+async def test_usage_counts_drafts_and_loaded_tokens_as_one_engine_does(default_tokenizer: Any, tmp_path: Path) -> None:
     """These counts used to stay on the replica."""
     prompts = [f"{word} {TEXT * 12}" for word in ("First", "Second", "Third", "First", "First")]
 
@@ -150,100 +147,91 @@ def test_usage_counts_drafts_and_loaded_tokens_as_one_engine_does(default_tokeni
             found.append(answer["usage"])
         return found
 
-    async def main() -> None:
-        engine = AsyncLLM(make(), max_seqs_per_request=32)
-        async with (
-            make_client(engine) as one,
-            local_replicas(tmp_path, make()) as (replicas, (behind,)),
-            ingress_client(replicas, default_tokenizer, served_model_name=("model",)) as several,
-        ):
-            expected = await usages(one, engine)
-            assert expected[3]["prompt_tokens_details"]["loaded_tokens"]["host"] > 0
-            found = await usages(several, behind.llm)
-            assert [usage["prompt_tokens_details"] for usage in found] == [
-                usage["prompt_tokens_details"] for usage in expected
-            ]
-            for usage in (expected[4], found[4]):  # how many are drafted depends on how long steps take
-                assert usage["completion_tokens_details"]["accepted_prediction_tokens"] > 0
-        await engine.shutdown()
-
-    asyncio.run(main())
+    engine = AsyncLLM(make(), max_seqs_per_request=32)
+    async with (
+        make_client(engine) as one,
+        local_replicas(tmp_path, make()) as (replicas, (behind,)),
+        ingress_client(replicas, default_tokenizer, served_model_name=("model",)) as several,
+    ):
+        expected = await usages(one, engine)
+        assert expected[3]["prompt_tokens_details"]["loaded_tokens"]["host"] > 0
+        found = await usages(several, behind.llm)
+        assert [usage["prompt_tokens_details"] for usage in found] == [
+            usage["prompt_tokens_details"] for usage in expected
+        ]
+        for usage in (expected[4], found[4]):  # how many are drafted depends on how long steps take
+            assert usage["completion_tokens_details"]["accepted_prediction_tokens"] > 0
+    await engine.shutdown()
 
 
-def test_administration_means_all_replicas(default_tokenizer: Any, tmp_path: Path) -> None:
-    async def main() -> None:
-        llms = [tiny_llm(default_tokenizer) for _ in range(2)]
-        async with (
-            local_replicas(tmp_path, *llms) as (replicas, servers),
-            ingress_client(replicas, default_tokenizer) as client,
-        ):
-            admin = {"Authorization": "Bearer admin"}
-            for server in servers:
-                async for _ in server.llm.generate({"prompt_token_ids": list(range(64))}):
-                    break
-            cleared = (await client.post("/admin/clear_cache", json={}, headers=admin)).json()
-            assert cleared["namespaces"] == 1
-            assert all(server.llm.stats.num_evictable_blocks == 0 for server in servers)
-            assert (await client.get("/admin/nothing", headers=admin)).status_code == 404
-            states = (await client.get("/admin/replicas", headers=admin)).json()["replicas"]
-            assert (await client.get("/live")).json()["replicas"] == states
-            assert [(state["name"], state["up"], state["blocks"]) for state in states] == [
-                ("0", True, 300),
-                ("1", True, 300),
-            ]
-            assert 'radixkv:kv_cache_blocks{state="free"} ' in (await client.get("/metrics")).text
-
-    asyncio.run(main())
+async def test_administration_means_all_replicas(default_tokenizer: Any, tmp_path: Path) -> None:
+    llms = [tiny_llm(default_tokenizer) for _ in range(2)]
+    async with (
+        local_replicas(tmp_path, *llms) as (replicas, servers),
+        ingress_client(replicas, default_tokenizer) as client,
+    ):
+        admin = {"Authorization": "Bearer admin"}
+        for server in servers:
+            async for _ in server.llm.generate({"prompt_token_ids": list(range(64))}):
+                break
+        cleared = (await client.post("/admin/clear_cache", json={}, headers=admin)).json()
+        assert cleared["namespaces"] == 1
+        assert all(server.llm.stats.num_evictable_blocks == 0 for server in servers)
+        assert (await client.get("/admin/nothing", headers=admin)).status_code == 404
+        states = (await client.get("/admin/replicas", headers=admin)).json()["replicas"]
+        assert (await client.get("/live")).json()["replicas"] == states
+        assert [(state["name"], state["up"], state["blocks"]) for state in states] == [
+            ("0", True, 300),
+            ("1", True, 300),
+        ]
+        assert 'radixkv:kv_cache_blocks{state="free"} ' in (await client.get("/metrics")).text
 
 
-def test_each_cache_can_be_seen_and_all_are_verified(
+async def test_each_cache_can_be_seen_and_all_are_verified(
     default_tokenizer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def main() -> None:
-        llms = [tiny_llm(default_tokenizer) for _ in range(2)]
-        async with (
-            local_replicas(tmp_path, *llms) as (replicas, servers),
-            ingress_client(replicas, default_tokenizer) as client,
-        ):
-            client.headers["Authorization"] = "Bearer admin"
-            async for _ in servers[1].llm.generate(TEXT, SamplingParams(max_tokens=1)):
-                pass
-            snapshots = [await client.get(f"/admin/replicas/{name}/snapshot") for name in "01"]
-            empty, full = (CacheSnapshot.from_fields(each.json()) for each in snapshots)
-            assert empty.num_cached_blocks == 0
-            assert full.nodes[0].text is not None
-            assert TEXT.startswith(full.nodes[0].text)
-            assert (await client.get("/admin/replicas/2/snapshot")).status_code == 404
-            together = read_snapshots((await client.get("/admin/snapshot")).content)
-            assert [(name, one.nodes) for name, one in together.items()] == [
-                ("0", []),
-                ("1", [replace(full.nodes[0], idle_seconds=together["1"].nodes[0].idle_seconds)]),
-            ]
-            checked = (await client.post("/admin/check")).json()
-            assert sum(checked[name] for name in ("free_blocks", "evictable_blocks", "blocks_in_use")) == 600
-            assert checked["evictable_blocks"] == full.num_cached_blocks
-            monkeypatch.setattr(llms[1].engine.cache, "check", Mock(side_effect=InvariantViolation("planted")))
-            broken = await client.post("/admin/check")
-            assert broken.status_code == 500
-            assert "replica '1'" in broken.json()["error"]["message"]
-            assert "planted" in broken.json()["error"]["message"]
-            await servers[1].kill()
-            while replicas.available != ["0"]:
-                await asyncio.sleep(0.001)
-            gone = await client.get("/admin/replicas/1/snapshot")
-            assert (gone.status_code, "does not answer" in gone.text) == (503, True)
-            assert (await client.get("/admin/snapshot")).status_code == 503
-            checked = (await client.post("/admin/check")).json()
-            assert sum(checked[name] for name in ("free_blocks", "evictable_blocks", "blocks_in_use")) == 300
-            await servers[0].kill()
-            while replicas.available:
-                await asyncio.sleep(0.001)
-            nobody = await client.post("/admin/check")
-            assert (nobody.status_code, nobody.json()["error"]["message"]) == (503, "no replica is up")
-            for server in servers:
-                await server.start()
-
-    asyncio.run(main())
+    llms = [tiny_llm(default_tokenizer) for _ in range(2)]
+    async with (
+        local_replicas(tmp_path, *llms) as (replicas, servers),
+        ingress_client(replicas, default_tokenizer) as client,
+    ):
+        client.headers["Authorization"] = "Bearer admin"
+        async for _ in servers[1].llm.generate(TEXT, SamplingParams(max_tokens=1)):
+            pass
+        snapshots = [await client.get(f"/admin/replicas/{name}/snapshot") for name in "01"]
+        empty, full = (CacheSnapshot.from_fields(each.json()) for each in snapshots)
+        assert empty.num_cached_blocks == 0
+        assert full.nodes[0].text is not None
+        assert TEXT.startswith(full.nodes[0].text)
+        assert (await client.get("/admin/replicas/2/snapshot")).status_code == 404
+        together = read_snapshots((await client.get("/admin/snapshot")).content)
+        assert [(name, one.nodes) for name, one in together.items()] == [
+            ("0", []),
+            ("1", [replace(full.nodes[0], idle_seconds=together["1"].nodes[0].idle_seconds)]),
+        ]
+        checked = (await client.post("/admin/check")).json()
+        assert sum(checked[name] for name in ("free_blocks", "evictable_blocks", "blocks_in_use")) == 600
+        assert checked["evictable_blocks"] == full.num_cached_blocks
+        monkeypatch.setattr(llms[1].engine.cache, "check", Mock(side_effect=InvariantViolation("planted")))
+        broken = await client.post("/admin/check")
+        assert broken.status_code == 500
+        assert "replica '1'" in broken.json()["error"]["message"]
+        assert "planted" in broken.json()["error"]["message"]
+        await servers[1].kill()
+        while replicas.available != ["0"]:
+            await asyncio.sleep(0.001)
+        gone = await client.get("/admin/replicas/1/snapshot")
+        assert (gone.status_code, "does not answer" in gone.text) == (503, True)
+        assert (await client.get("/admin/snapshot")).status_code == 503
+        checked = (await client.post("/admin/check")).json()
+        assert sum(checked[name] for name in ("free_blocks", "evictable_blocks", "blocks_in_use")) == 300
+        await servers[0].kill()
+        while replicas.available:
+            await asyncio.sleep(0.001)
+        nobody = await client.post("/admin/check")
+        assert (nobody.status_code, nobody.json()["error"]["message"]) == (503, "no replica is up")
+        for server in servers:
+            await server.start()
 
 
 def test_a_client_that_goes_away_is_aborted_where_its_stream_is(default_tokenizer: Any, tmp_path: Path) -> None:
@@ -272,7 +260,7 @@ def test_a_client_that_goes_away_is_aborted_where_its_stream_is(default_tokenize
 
 
 @pytest.mark.parametrize("path", ["/v1/messages", "/v1/chat/completions"])
-def test_a_marked_prefix_is_kept_on_the_replica_that_has_it(
+async def test_a_marked_prefix_is_kept_on_the_replica_that_has_it(
     path: str, default_tokenizer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(replica_pins, "_SECONDS_TO_PIN", 600.0)  # however busy the machine
@@ -291,64 +279,55 @@ def test_a_marked_prefix_is_kept_on_the_replica_that_has_it(
         details = usage["prompt_tokens_details"]
         return details["cache_write_tokens"], details["cached_tokens"]
 
-    async def main() -> None:
-        llms = [tiny_llm(default_tokenizer) for _ in range(2)]
-        async with (
-            local_replicas(tmp_path, *llms) as (replicas, servers),
-            ingress_client(replicas, default_tokenizer, served_model_name=("m",)) as client,
-        ):
-            answered = [counts((await client.post(path, json=body)).json()["usage"]) for _ in range(2)]
-            kept = answered[0][0]
-            pins = [await server.llm.call(lambda engine: list(engine.cache.pins())) for server in servers]
-            (pin,) = [*pins[0], *pins[1]]
-            assert kept == pin.num_tokens > 16
-            assert answered[1][1] >= kept
-            served = [server.llm.stats.cache.opened_tables for server in servers]
-            assert [bool(each) for each in pins] == [bool(count) for count in served]
-            assert await keep_prefix(replicas, "", "another", list(range(100)), 5.0) == 0
-
-    asyncio.run(main())
+    llms = [tiny_llm(default_tokenizer) for _ in range(2)]
+    async with (
+        local_replicas(tmp_path, *llms) as (replicas, servers),
+        ingress_client(replicas, default_tokenizer, served_model_name=("m",)) as client,
+    ):
+        answered = [counts((await client.post(path, json=body)).json()["usage"]) for _ in range(2)]
+        kept = answered[0][0]
+        pins = [await server.llm.call(lambda engine: list(engine.cache.pins())) for server in servers]
+        (pin,) = [*pins[0], *pins[1]]
+        assert kept == pin.num_tokens > 16
+        assert answered[1][1] >= kept
+        served = [server.llm.stats.cache.opened_tables for server in servers]
+        assert [bool(each) for each in pins] == [bool(count) for count in served]
+        assert await keep_prefix(replicas, "", "another", list(range(100)), 5.0) == 0
 
 
-def test_without_a_replica_it_is_not_ready(default_tokenizer: Any, tmp_path: Path) -> None:
-    async def main() -> None:
-        async with (
-            local_replicas(tmp_path, tiny_llm(default_tokenizer), wait_seconds=0.0) as (replicas, servers),
-            ingress_client(replicas, default_tokenizer) as client,
-        ):
-            await servers[0].kill()
-            while replicas.available:
-                await asyncio.sleep(0.001)
-            assert (await client.get("/ready")).status_code == 503
-            assert (await client.get("/health")).status_code == 200
-            refused = await client.post("/v1/completions", json=COMPLETION)
-            assert refused.status_code == 503
-            assert "there is no replica" in refused.json()["error"]["message"]
-
-    asyncio.run(main())
+async def test_without_a_replica_it_is_not_ready(default_tokenizer: Any, tmp_path: Path) -> None:
+    async with (
+        local_replicas(tmp_path, tiny_llm(default_tokenizer), wait_seconds=0.0) as (replicas, servers),
+        ingress_client(replicas, default_tokenizer) as client,
+    ):
+        await servers[0].kill()
+        while replicas.available:
+            await asyncio.sleep(0.001)
+        assert (await client.get("/ready")).status_code == 503
+        assert (await client.get("/health")).status_code == 200
+        refused = await client.post("/v1/completions", json=COMPLETION)
+        assert refused.status_code == 503
+        assert "there is no replica" in refused.json()["error"]["message"]
 
 
-def test_prompts_beside_an_impossible_one_reach_no_replica(default_tokenizer: Any, tmp_path: Path) -> None:
-    async def main() -> None:
-        async with (
-            local_replicas(tmp_path, tiny_llm(default_tokenizer)) as (replicas, (server,)),
-            ingress_client(replicas, default_tokenizer) as client,
-        ):
-            submit = Mock(wraps=server.llm.submit)
-            server.llm.submit = submit  # type: ignore[method-assign]
-            good = list(range(100, 164))
-            for bad in ([10**6], []):
-                refused = await client.post("/v1/completions", json={**COMPLETION, "prompt": [good, bad]})
-                assert refused.status_code == 400
-                assert refused.json()["error"]["param"] == "prompt"
-            submit.assert_not_called()
-            assert (await client.post("/v1/completions", json={**COMPLETION, "prompt": [good]})).status_code == 200
-            submit.assert_called_once()
-
-    asyncio.run(main())
+async def test_prompts_beside_an_impossible_one_reach_no_replica(default_tokenizer: Any, tmp_path: Path) -> None:
+    async with (
+        local_replicas(tmp_path, tiny_llm(default_tokenizer)) as (replicas, (server,)),
+        ingress_client(replicas, default_tokenizer) as client,
+    ):
+        submit = Mock(wraps=server.llm.submit)
+        server.llm.submit = submit  # type: ignore[method-assign]
+        good = list(range(100, 164))
+        for bad in ([10**6], []):
+            refused = await client.post("/v1/completions", json={**COMPLETION, "prompt": [good, bad]})
+            assert refused.status_code == 400
+            assert refused.json()["error"]["param"] == "prompt"
+        submit.assert_not_called()
+        assert (await client.post("/v1/completions", json={**COMPLETION, "prompt": [good]})).status_code == 200
+        submit.assert_called_once()
 
 
-def test_conversations_find_as_much_cached_as_on_one_server(default_tokenizer: Any, tmp_path: Path) -> None:
+async def test_conversations_find_as_much_cached_as_on_one_server(default_tokenizer: Any, tmp_path: Path) -> None:
     """24 conversations of 3 turns with 4 system prompts: at most 5 % fewer cached tokens, and the same answers.
 
     By one ingress, and by two of which each gets every other turn of a conversation.
@@ -374,26 +353,23 @@ def test_conversations_find_as_much_cached_as_on_one_server(default_tokenizer: A
                 num_cached += cached
         return texts, num_cached
 
-    async def main() -> None:
-        async with AsyncLLM(tiny_llm(default_tokenizer, num_blocks=1500)) as alone:
-            expected, most = await all_talks(alone)
-        llms = [tiny_llm(default_tokenizer, num_blocks=1500) for _ in range(2)]
-        async with local_replicas(tmp_path, *llms) as (replicas, servers):
-            others = ReplicaSet(SECRET)
-            for number, server in enumerate(servers):
-                await others.add(str(number), server.url)
-            model_config = ModelConfig(tokenizer=default_tokenizer)
-            first, second = (
-                ClusterLLM(text_interface(each, config=model_config), each, model_config=model_config)
-                for each in (replicas, others)
-            )
-            for ingresses in ((first,), (first, second)):
-                await first.clear(ALL_NAMESPACES)
-                texts, found = await all_talks(*ingresses)
-                assert texts == expected
-                assert found >= 0.95 * most, len(ingresses)
-            await first.shutdown()
-            await second.shutdown()
-            await others.close()
-
-    asyncio.run(main())
+    async with AsyncLLM(tiny_llm(default_tokenizer, num_blocks=1500)) as alone:
+        expected, most = await all_talks(alone)
+    llms = [tiny_llm(default_tokenizer, num_blocks=1500) for _ in range(2)]
+    async with local_replicas(tmp_path, *llms) as (replicas, servers):
+        others = ReplicaSet(SECRET)
+        for number, server in enumerate(servers):
+            await others.add(str(number), server.url)
+        model_config = ModelConfig(tokenizer=default_tokenizer)
+        first, second = (
+            ClusterLLM(text_interface(each, config=model_config), each, model_config=model_config)
+            for each in (replicas, others)
+        )
+        for ingresses in ((first,), (first, second)):
+            await first.clear(ALL_NAMESPACES)
+            texts, found = await all_talks(*ingresses)
+            assert texts == expected
+            assert found >= 0.95 * most, len(ingresses)
+        await first.shutdown()
+        await second.shutdown()
+        await others.close()

@@ -64,30 +64,27 @@ async def read_until_it_breaks(client: httpx.AsyncClient, number: int, begun: as
 
 
 @pytest.mark.slow
-def test_another_ingress_answers_the_same_and_knows_what_replicas_hold(
+async def test_another_ingress_answers_the_same_and_knows_what_replicas_hold(
     default_tokenizer: Any, tiny_model_folder: Path, tmp_path: Path
 ) -> None:
-    async def main() -> None:
-        llms = [tiny_llm(default_tokenizer) for _ in range(2)]
-        async with local_replicas(tmp_path, *llms) as (_, replicas):
-            async with running_ingress(tiny_model_folder, replicas) as (ingress, client):
-                expected = [await answer(client, number) for number in range(NUM_PROMPTS)]
-                assert {found for _, found in expected} == {0}
-                assert all(replica.llm.stats.num_evictable_blocks for replica in replicas)
-                begun = asyncio.Event()
-                broken = asyncio.ensure_future(read_until_it_breaks(client, NUM_PROMPTS, begun))
-                await begun.wait()
-                # All that the ingress has done for its requests, it has done without torch.
-                assert "libtorch" not in Path(f"/proc/{ingress.pid}/maps").read_text()
-                ingress.kill()
-                beginning = await broken
-                assert beginning
-            await until(lambda: not any(replica.llm.stats.num_running for replica in replicas))
-            async with running_ingress(tiny_model_folder, replicas) as (_, client):
-                again = [await answer(client, number) for number in range(NUM_PROMPTS)]
-                assert [text for text, _ in again] == [text for text, _ in expected]
-                assert {found for _, found in again} == {63}
-                whole, _ = await answer(client, NUM_PROMPTS, 1500)
-                assert whole.startswith(beginning)
-
-    asyncio.run(main())
+    llms = [tiny_llm(default_tokenizer) for _ in range(2)]
+    async with local_replicas(tmp_path, *llms) as (_, replicas):
+        async with running_ingress(tiny_model_folder, replicas) as (ingress, client):
+            expected = [await answer(client, number) for number in range(NUM_PROMPTS)]
+            assert {found for _, found in expected} == {0}
+            assert all(replica.llm.stats.num_evictable_blocks for replica in replicas)
+            begun = asyncio.Event()
+            broken = asyncio.ensure_future(read_until_it_breaks(client, NUM_PROMPTS, begun))
+            await begun.wait()
+            # All that the ingress has done for its requests, it has done without torch.
+            assert "libtorch" not in Path(f"/proc/{ingress.pid}/maps").read_text()
+            ingress.kill()
+            beginning = await broken
+            assert beginning
+        await until(lambda: not any(replica.llm.stats.num_running for replica in replicas))
+        async with running_ingress(tiny_model_folder, replicas) as (_, client):
+            again = [await answer(client, number) for number in range(NUM_PROMPTS)]
+            assert [text for text, _ in again] == [text for text, _ in expected]
+            assert {found for _, found in again} == {63}
+            whole, _ = await answer(client, NUM_PROMPTS, 1500)
+            assert whole.startswith(beginning)

@@ -154,76 +154,61 @@ def lying(
     return streams_over(clients, vocab_size=engine.loaded.vocab_size, wait_seconds=wait_seconds), transport
 
 
-def test_a_lie_is_not_passed_on_and_another_replica_answers() -> None:
+async def test_a_lie_is_not_passed_on_and_another_replica_answers() -> None:
     llm = LLM(build_supported("llama"), num_blocks=40)
     (expected,) = llm.generate({"prompt_token_ids": PROMPT}, PARAMS, use_tqdm=False)
-
-    async def main() -> None:
-        async with AsyncLLM(llm) as engine:
-            for name, body in {**LIES, **REFUSALS, **BAD_REQUESTS}.items():
-                streams, transport = lying(engine, body, 2, status=STATUSES.get(name, 200))
-                assert await tokens(streams, Prompt(PROMPT), PARAMS) == expected.outputs[0].token_ids, name
-                assert len(transport.asked) == len(set(transport.asked)) == 3, name
-            for name in ("no JSON", "no end"):  # nor is it asked for ever, while there is time to wait for another one
-                streams, transport = lying(engine, LIES[name], 100, wait_seconds=1000.0)
-                with pytest.raises(ReplicasLostError, match="was lost by 4 replicas"):
-                    await tokens(streams, Prompt(PROMPT), PARAMS)
-                assert len(transport.asked) == 4, name
-
-    asyncio.run(main())
+    async with AsyncLLM(llm) as engine:
+        for name, body in {**LIES, **REFUSALS, **BAD_REQUESTS}.items():
+            streams, transport = lying(engine, body, 2, status=STATUSES.get(name, 200))
+            assert await tokens(streams, Prompt(PROMPT), PARAMS) == expected.outputs[0].token_ids, name
+            assert len(transport.asked) == len(set(transport.asked)) == 3, name
+        for name in ("no JSON", "no end"):  # nor is it asked for ever, while there is time to wait for another one
+            streams, transport = lying(engine, LIES[name], 100, wait_seconds=1000.0)
+            with pytest.raises(ReplicasLostError, match="was lost by 4 replicas"):
+                await tokens(streams, Prompt(PROMPT), PARAMS)
+            assert len(transport.asked) == 4, name
 
 
-def test_a_malformed_search_is_begun_anew() -> None:
+async def test_a_malformed_search_is_begun_anew() -> None:
     llm = LLM(build_supported("llama"), num_blocks=40)
     (expected,) = llm.beam_search([{"prompt_token_ids": PROMPT}], BEAM_PARAMS)
-
-    async def main() -> None:
-        async with AsyncLLM(llm) as engine:
-            for name, body in BEAMS.items():
-                streams, transport = lying(engine, body, 1)
-                found = await streams.beam_search(Prompt(PROMPT), BEAM_PARAMS, "one")
-                assert [beam.tokens for beam in found.sequences] == [beam.tokens for beam in expected.sequences], name
-                assert len(transport.asked) == 2, name
-
-    asyncio.run(main())
+    async with AsyncLLM(llm) as engine:
+        for name, body in BEAMS.items():
+            streams, transport = lying(engine, body, 1)
+            found = await streams.beam_search(Prompt(PROMPT), BEAM_PARAMS, "one")
+            assert [beam.tokens for beam in found.sequences] == [beam.tokens for beam in expected.sequences], name
+            assert len(transport.asked) == 2, name
 
 
-def test_a_line_may_come_in_any_pieces_and_empty_ones_are_none() -> None:
-    async def main() -> None:
-        one, two, last = piece_of(1), piece_of(2), piece_of(3, "stop")
-        pieces = [b"\n", one[:4], b"", one[4:], b"\n\n" + two[:1], two[1:] + last[:9], last[9:]]
-        streams = streams_over({"a": client_of(answering(*pieces))})
-        assert await tokens(streams, Prompt(PROMPT), replace(PARAMS, logprobs=None)) == [1, 2, 3]
-
-    asyncio.run(main())
+async def test_a_line_may_come_in_any_pieces_and_empty_ones_are_none() -> None:
+    one, two, last = piece_of(1), piece_of(2), piece_of(3, "stop")
+    pieces = [b"\n", one[:4], b"", one[4:], b"\n\n" + two[:1], two[1:] + last[:9], last[9:]]
+    streams = streams_over({"a": client_of(answering(*pieces))})
+    assert await tokens(streams, Prompt(PROMPT), replace(PARAMS, logprobs=None)) == [1, 2, 3]
 
 
-def test_a_line_that_has_no_end_is_not_collected(
+async def test_a_line_that_has_no_end_is_not_collected(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The ingress used to collect it until its memory was exhausted."""
     monkeypatch.setattr("radixkv.cluster.answer_lines._MAX_LINE_BYTES", 1000)
     monkeypatch.setattr("radixkv.cluster.losses._MAX_LOSSES", 1)
+    num_sent = 0
 
-    async def main() -> None:
-        num_sent = 0
+    async def endless() -> AsyncIterator[bytes]:
+        nonlocal num_sent
+        while num_sent < 10**6:
+            num_sent += 1
+            yield b"x" * 100
 
-        async def endless() -> AsyncIterator[bytes]:
-            nonlocal num_sent
-            while num_sent < 10**6:
-                num_sent += 1
-                yield b"x" * 100
-
-        streams = streams_over({"a": client_of(streaming(endless))})
-        with pytest.raises(ReplicasLostError):
-            await tokens(streams, Prompt(PROMPT), PARAMS)
-        assert num_sent == 11
-        assert "a: it sent a line of more than 1000 bytes" in caplog.text
-
-    asyncio.run(main())
+    streams = streams_over({"a": client_of(streaming(endless))})
+    with pytest.raises(ReplicasLostError):
+        await tokens(streams, Prompt(PROMPT), PARAMS)
+    assert num_sent == 11
+    assert "a: it sent a line of more than 1000 bytes" in caplog.text
 
 
-def test_a_description_that_failed_is_made_again(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_description_that_failed_is_made_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """If the model's files could not be read the first time, the replica never joined."""
     failures = iter([OSError("planted")])
 
@@ -233,76 +218,68 @@ def test_a_description_that_failed_is_made_again(monkeypatch: pytest.MonkeyPatch
         return await describe(*arguments)
 
     monkeypatch.setattr(replica_routes, "describe", describe_later)
-
-    async def main() -> None:
-        async with AsyncLLM(LLM(build_supported("llama"), num_blocks=40)) as engine:
-            transport = httpx.ASGITransport(replica_app(engine, SECRET), raise_app_exceptions=False)
-            headers = {"Authorization": f"Bearer {SECRET}"}
-            async with httpx.AsyncClient(transport=transport, base_url="http://a", headers=headers) as client:
-                statuses = [(await client.get("/description")).status_code for _ in range(2)]
-        assert statuses == [500, 200]
-
-    asyncio.run(main())
+    async with AsyncLLM(LLM(build_supported("llama"), num_blocks=40)) as engine:
+        transport = httpx.ASGITransport(replica_app(engine, SECRET), raise_app_exceptions=False)
+        headers = {"Authorization": f"Bearer {SECRET}"}
+        async with httpx.AsyncClient(transport=transport, base_url="http://a", headers=headers) as client:
+            statuses = [(await client.get("/description")).status_code for _ in range(2)]
+    assert statuses == [500, 200]
 
 
-def test_a_server_that_is_not_a_replica_leaves_the_set_as_it_was() -> None:
+async def test_a_server_that_is_not_a_replica_leaves_the_set_as_it_was() -> None:
     """Otherwise no other replica would be of the same kind as this first one."""
     load = encode_load(LOAD)
     held = b"".join(encode_held(np.zeros(0, np.uint64)))
+    async with AsyncLLM(LLM(build_supported("llama"), num_blocks=40)) as engine:
+        true = (await describe(engine, "one", 0.0)).as_json()
+    lies: list[tuple[Any, bytes, str]] = [
+        ([], b"", "TypeError"),
+        ({**true, "identity": []}, held + load, "identity: expected an object"),
+        ({**true, "instance": []}, held + load, "instance: expected a name"),
+        ({**true, "age": -1.0}, held + load, "age: expected seconds, got -1.0"),
+        ({**true, "capacity": {}}, held + load, "max_model_len: expected a value of type int, got None"),
+        ({**true, "capacity": []}, held + load, "capacity: expected an object"),
+        ({**true, "chat_template": {"default": 7}}, held + load, "chat_template: expected a text, texts by name"),
+        ({**true, "identity": {"block_size": 16}}, held + load, "version: expected"),
+        (
+            {**true, "identity": {**true["identity"], "block_size": 0}},
+            held + load,
+            "block_size: expected at least 1, got 0",
+        ),
+        ({**true, "identity": {**true["identity"], "model": "another"}}, b"", "expected events, and they ended"),
+        (
+            {**true, "identity": {**true["identity"], "model": "another"}},
+            encode_record(Kind.CLEARED),
+            "expected to be told first",
+        ),
+    ]
+    answers = {str(number): (described, events) for number, (described, events, _) in enumerate(lies)}
+    answers["honest"] = true, held + load
 
-    async def main() -> None:
-        async with AsyncLLM(LLM(build_supported("llama"), num_blocks=40)) as engine:
-            true = (await describe(engine, "one", 0.0)).as_json()
-        lies: list[tuple[Any, bytes, str]] = [
-            ([], b"", "TypeError"),
-            ({**true, "identity": []}, held + load, "identity: expected an object"),
-            ({**true, "instance": []}, held + load, "instance: expected a name"),
-            ({**true, "age": -1.0}, held + load, "age: expected seconds, got -1.0"),
-            ({**true, "capacity": {}}, held + load, "max_model_len: expected a value of type int, got None"),
-            ({**true, "capacity": []}, held + load, "capacity: expected an object"),
-            ({**true, "chat_template": {"default": 7}}, held + load, "chat_template: expected a text, texts by name"),
-            ({**true, "identity": {"block_size": 16}}, held + load, "version: expected"),
-            (
-                {**true, "identity": {**true["identity"], "block_size": 0}},
-                held + load,
-                "block_size: expected at least 1, got 0",
-            ),
-            ({**true, "identity": {**true["identity"], "model": "another"}}, b"", "expected events, and they ended"),
-            (
-                {**true, "identity": {**true["identity"], "model": "another"}},
-                encode_record(Kind.CLEARED),
-                "expected to be told first",
-            ),
-        ]
-        answers = {str(number): (described, events) for number, (described, events, _) in enumerate(lies)}
-        answers["honest"] = true, held + load
+    def connect(url: str) -> httpx.AsyncClient:
+        described, events = answers[url]
 
-        def connect(url: str) -> httpx.AsyncClient:
-            described, events = answers[url]
+        async def body() -> AsyncIterator[bytes]:
+            yield events
+            if url == "honest":
+                await asyncio.Event().wait()
 
-            async def body() -> AsyncIterator[bytes]:
-                yield events
-                if url == "honest":
-                    await asyncio.Event().wait()
+        async def answer(request: httpx.Request) -> httpx.Response:
+            if request.url.path == "/description":
+                return httpx.Response(200, json=described)
+            return await streaming(body)(request)
 
-            async def answer(request: httpx.Request) -> httpx.Response:
-                if request.url.path == "/description":
-                    return httpx.Response(200, json=described)
-                return await streaming(body)(request)
+        return httpx.AsyncClient(transport=httpx.MockTransport(answer), base_url="http://replica")
 
-            return httpx.AsyncClient(transport=httpx.MockTransport(answer), base_url="http://replica")
-
-        replicas = ReplicaSet(SECRET, connect=connect)
-        for number, (_, _, message) in enumerate(lies):
-            with pytest.raises(ConnectionError, match=message):
-                await replicas.add("liar", str(number))
-            assert (replicas.names, replicas.generations.newest) == ([], None)
-        await replicas.add("honest", "honest")
-        assert replicas.generations.newest is not None
-        assert replicas.generations.newest.as_json() | {"age": true["age"]} == true
-        await replicas.close()
-
-    asyncio.run(main())
+    replicas = ReplicaSet(SECRET, connect=connect)
+    for number, (_, _, message) in enumerate(lies):
+        with pytest.raises(ConnectionError, match=message):
+            await replicas.add("liar", str(number))
+        assert (replicas.names, replicas.generations.newest) == ([], None)
+    await replicas.add("honest", "honest")
+    assert replicas.generations.newest is not None
+    assert replicas.generations.newest.as_json() | {"age": true["age"]} == true
+    await replicas.close()
 
 
 def test_a_record_that_has_no_end_is_not_collected() -> None:

@@ -108,22 +108,19 @@ def test_an_answer_goes_on_where_it_was_lost_before_it_mixes_generations() -> No
     assert (lives.num_requests, stranger.num_requests) == (2, 0)
 
 
-def test_requests_that_are_not_suspected_do_not_wait_for_each_other() -> None:
-    async def main() -> None:
-        asked = list[str]()
+async def test_requests_that_are_not_suspected_do_not_wait_for_each_other() -> None:
+    asked = list[str]()
 
-        async def hanging(request: httpx.Request) -> httpx.Response:
-            asked.append(request.url.path)
-            return await asyncio.Future()
+    async def hanging(request: httpx.Request) -> httpx.Response:
+        asked.append(request.url.path)
+        return await asyncio.Future()
 
-        streams = streams_of(httpx.MockTransport(hanging))
-        answers = [asyncio.ensure_future(tokens(streams)) for _ in range(2)]
-        await until(lambda: asked == ["/generate"] * 2)
-        for answer in answers:
-            answer.cancel()
-        await asyncio.gather(*answers, return_exceptions=True)
-
-    asyncio.run(main())
+    streams = streams_of(httpx.MockTransport(hanging))
+    answers = [asyncio.ensure_future(tokens(streams)) for _ in range(2)]
+    await until(lambda: asked == ["/generate"] * 2)
+    for answer in answers:
+        answer.cancel()
+    await asyncio.gather(*answers, return_exceptions=True)
 
 
 def test_a_piece_without_a_token_is_not_the_first_token() -> None:
@@ -245,62 +242,55 @@ def test_what_waits_for_its_turn_on_a_replica_that_dies_is_not_lost_there() -> N
         assert loss.value.died is accepted
 
 
-def test_a_replica_that_falls_silent_before_it_takes_a_request_has_not_died_of_it() -> None:
+async def test_a_replica_that_falls_silent_before_it_takes_a_request_has_not_died_of_it() -> None:
     """Of two hosts that were cut off, the second was never reached: the request was refused, though a third was up."""
+    cluster, asked = Cluster(), list[str]()
 
-    async def main() -> None:
-        cluster, asked = Cluster(), list[str]()
+    async def accepting() -> AsyncIterator[bytes]:
+        await asyncio.Event().wait()
+        yield b""
 
-        async def accepting() -> AsyncIterator[bytes]:
-            await asyncio.Event().wait()
-            yield b""
+    async def generate(request: httpx.Request) -> httpx.Response:
+        asked.append(f"http://{request.url.host}")
+        if len(asked) == 2:
+            await asyncio.Event().wait()  # as it connects to a host that is cut off
+        return await (streaming(accepting) if len(asked) == 1 else answering(line(7, "length")))(request)
 
-        async def generate(request: httpx.Request) -> httpx.Response:
-            asked.append(f"http://{request.url.host}")
-            if len(asked) == 2:
-                await asyncio.Event().wait()  # as it connects to a host that is cut off
-            return await (streaming(accepting) if len(asked) == 1 else answering(line(7, "length")))(request)
-
-        cluster.answers["/generate"] = generate
-        replicas = await cluster.up(*"abc")
-        accepted = asyncio.Event()
-        answer = asyncio.ensure_future(tokens(replicas.streams, on_accepted=accepted.set))
-        async with asyncio.timeout(HANGING):
-            await accepted.wait()
-            cluster.hung.add(asked[0])
-            await until(lambda: len(asked) == 2)
-            cluster.hung.add(asked[1])
-            assert await answer == [7]
-        await replicas.close()
-
-    asyncio.run(main())
+    cluster.answers["/generate"] = generate
+    replicas = await cluster.up(*"abc")
+    accepted = asyncio.Event()
+    answer = asyncio.ensure_future(tokens(replicas.streams, on_accepted=accepted.set))
+    async with asyncio.timeout(HANGING):
+        await accepted.wait()
+        cluster.hung.add(asked[0])
+        await until(lambda: len(asked) == 2)
+        cluster.hung.add(asked[1])
+        assert await answer == [7]
+    await replicas.close()
 
 
-def test_a_replica_that_broke_off_has_died_even_if_it_is_marked_down_while_it_is_asked() -> None:
-    async def main() -> None:
-        asked, gone = list[str](), asyncio.Event()
+async def test_a_replica_that_broke_off_has_died_even_if_it_is_marked_down_while_it_is_asked() -> None:
+    asked, gone = list[str](), asyncio.Event()
 
-        async def handler(request: httpx.Request) -> httpx.Response:
-            asked.append(request.url.path)
-            if request.url.path == "/health":
-                await gone.wait()
-                raise httpx.ConnectError("planted")
-            raise httpx.ReadError("planted")
+    async def handler(request: httpx.Request) -> httpx.Response:
+        asked.append(request.url.path)
+        if request.url.path == "/health":
+            await gone.wait()
+            raise httpx.ConnectError("planted")
+        raise httpx.ReadError("planted")
 
-        streams = streams_of(*[httpx.MockTransport(handler)] * 3)
-        answer = asyncio.ensure_future(tokens(streams))
-        for num_asked in (2, 4):
-            gone.clear()
-            await until(lambda expected=num_asked: len(asked) == expected)
-            for client in streams._clients.values():
-                streams.abandon(client)
-            await asyncio.sleep(0)
-            gone.set()
-        with pytest.raises(RequestCrashesError):
-            await asyncio.wait_for(answer, HANGING)
-        assert asked == ["/generate", "/health"] * 2
-
-    asyncio.run(main())
+    streams = streams_of(*[httpx.MockTransport(handler)] * 3)
+    answer = asyncio.ensure_future(tokens(streams))
+    for num_asked in (2, 4):
+        gone.clear()
+        await until(lambda expected=num_asked: len(asked) == expected)
+        for client in streams._clients.values():
+            streams.abandon(client)
+        await asyncio.sleep(0)
+        gone.set()
+    with pytest.raises(RequestCrashesError):
+        await asyncio.wait_for(answer, HANGING)
+    assert asked == ["/generate", "/health"] * 2
 
 
 def test_full_replicas_are_asked_ever_less_often_until_one_accepts() -> None:
@@ -312,39 +302,33 @@ def test_full_replicas_are_asked_ever_less_often_until_one_accepts() -> None:
     assert losses.next_pause() == 0.25
 
 
-def test_a_stream_that_is_called_away_twice_leaves_once() -> None:
+async def test_a_stream_that_is_called_away_twice_leaves_once() -> None:
     """The second call met a timeout that was expiring, which cannot be set again."""
 
     async def hanging() -> AsyncGenerator[bytes, None]:
         await asyncio.Event().wait()
         yield b""
 
-    async def main() -> None:
-        attempt = Attempt("a", None, 10, begun=False)
-        reading = asyncio.ensure_future(anext(attempt.read(hanging())))
-        for _ in range(3):
-            await asyncio.sleep(0)
-            attempt.move([(None, 10)])
-        with pytest.raises(MovedError):
-            await reading
-
-    asyncio.run(main())
+    attempt = Attempt("a", None, 10, begun=False)
+    reading = asyncio.ensure_future(anext(attempt.read(hanging())))
+    for _ in range(3):
+        await asyncio.sleep(0)
+        attempt.move([(None, 10)])
+    with pytest.raises(MovedError):
+        await reading
 
 
-def test_a_stream_that_is_called_away_between_two_lines_leaves_before_the_next() -> None:
+async def test_a_stream_that_is_called_away_between_two_lines_leaves_before_the_next() -> None:
     async def lines() -> AsyncGenerator[bytes, None]:
         yield b"one"
         yield b"two"
 
-    async def main() -> None:
-        attempt, read = Attempt("a", None, 10, begun=False), list[bytes]()
-        with pytest.raises(MovedError):
-            async for each in attempt.read(lines()):
-                read.append(each)
-                attempt.move([(None, 10)])
-        assert read == [b"one"]
-
-    asyncio.run(main())
+    attempt, read = Attempt("a", None, 10, begun=False), list[bytes]()
+    with pytest.raises(MovedError):
+        async for each in attempt.read(lines()):
+            read.append(each)
+            attempt.move([(None, 10)])
+    assert read == [b"one"]
 
 
 def test_the_time_to_wait_begins_anew_when_a_replica_accepts_or_loses_the_request() -> None:

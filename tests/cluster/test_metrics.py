@@ -79,52 +79,49 @@ def test_engines_that_are_up_count_once_however_many_they_are(monkeypatch: pytes
     assert totals.totals() == {"num_steps": 70}
 
 
-def test_an_ingress_shows_each_replica_and_totals_that_survive_it(default_tokenizer: Any, tmp_path: Path) -> None:
-    async def main() -> None:
-        llms = [tiny_llm(default_tokenizer, disk_cache=tmp_path / f"disk-{number}") for number in range(2)]
-        async with (
-            local_replicas(tmp_path, *llms) as (replicas, servers),
-            ingress_client(replicas, default_tokenizer) as client,
-        ):
-            client.headers["Authorization"] = "Bearer admin"
+async def test_an_ingress_shows_each_replica_and_totals_that_survive_it(default_tokenizer: Any, tmp_path: Path) -> None:
+    llms = [tiny_llm(default_tokenizer, disk_cache=tmp_path / f"disk-{number}") for number in range(2)]
+    async with (
+        local_replicas(tmp_path, *llms) as (replicas, servers),
+        ingress_client(replicas, default_tokenizer) as client,
+    ):
+        client.headers["Authorization"] = "Bearer admin"
 
-            async def metrics(path: str = "/metrics") -> dict[tuple[str, str], float]:
-                families = text_string_to_metric_families((await client.get(path)).text)
-                samples = (sample for family in families for sample in family.samples)
-                return {
-                    (each.name.removeprefix("radixkv:"), "/".join(each.labels.values())): each.value for each in samples
-                }
+        async def metrics(path: str = "/metrics") -> dict[tuple[str, str], float]:
+            families = text_string_to_metric_families((await client.get(path)).text)
+            samples = (sample for family in families for sample in family.samples)
+            return {
+                (each.name.removeprefix("radixkv:"), "/".join(each.labels.values())): each.value for each in samples
+            }
 
-            for server in servers:
-                async for _ in server.llm.generate(TEXT, SamplingParams(max_tokens=3, ignore_eos=True)):
-                    pass
-            steps = [server.llm.stats.num_steps for server in servers]
-            while (before := await metrics())["num_steps_total", ""] < sum(steps):
-                await asyncio.sleep(0.001)
-            for number in range(2):
-                assert before["replica_up", str(number)] == 1
-                own = servers[number].llm.stats
-                assert before["replica_prefix_cache_queries_total", str(number)] == own.cache.queried_tokens
-                alone = await metrics(f"/admin/replicas/{number}/metrics")
-                assert alone["num_steps_total", ""] == steps[number]
-                states = ("free", "held", "evictable")
-                blocks = [before["replica_kv_cache_blocks", f"{number}/{state}"] for state in states]
-                assert blocks == [alone["kv_cache_blocks", state] for state in states]
-            assert ("tier_errors_total", "disk") in before
-            await servers[1].kill()
-            while replicas.available != ["0"]:
-                await asyncio.sleep(0.001)
-            after = await metrics()
-            assert (after["replica_up", "1"], after["replica_up", "0"]) == (0, 1)
-            assert ("replica_num_requests_running", "1") not in after
-            assert after["num_steps_total", ""] == sum(steps)
-            assert after["prefix_cache_queries_total", ""] == before["prefix_cache_queries_total", ""]
-            assert after["kv_cache_blocks", "free"] < before["kv_cache_blocks", "free"]
-            await servers[0].kill()
-            while replicas.available:
-                await asyncio.sleep(0.001)
-            assert (await metrics())["kv_cache_usage_perc", ""] == 0
-            assert (await client.get("/admin/replicas/1/metrics")).status_code == 503
-            assert (await client.get("/admin/replicas/2/metrics")).status_code == 404
-
-    asyncio.run(main())
+        for server in servers:
+            async for _ in server.llm.generate(TEXT, SamplingParams(max_tokens=3, ignore_eos=True)):
+                pass
+        steps = [server.llm.stats.num_steps for server in servers]
+        while (before := await metrics())["num_steps_total", ""] < sum(steps):
+            await asyncio.sleep(0.001)
+        for number in range(2):
+            assert before["replica_up", str(number)] == 1
+            own = servers[number].llm.stats
+            assert before["replica_prefix_cache_queries_total", str(number)] == own.cache.queried_tokens
+            alone = await metrics(f"/admin/replicas/{number}/metrics")
+            assert alone["num_steps_total", ""] == steps[number]
+            states = ("free", "held", "evictable")
+            blocks = [before["replica_kv_cache_blocks", f"{number}/{state}"] for state in states]
+            assert blocks == [alone["kv_cache_blocks", state] for state in states]
+        assert ("tier_errors_total", "disk") in before
+        await servers[1].kill()
+        while replicas.available != ["0"]:
+            await asyncio.sleep(0.001)
+        after = await metrics()
+        assert (after["replica_up", "1"], after["replica_up", "0"]) == (0, 1)
+        assert ("replica_num_requests_running", "1") not in after
+        assert after["num_steps_total", ""] == sum(steps)
+        assert after["prefix_cache_queries_total", ""] == before["prefix_cache_queries_total", ""]
+        assert after["kv_cache_blocks", "free"] < before["kv_cache_blocks", "free"]
+        await servers[0].kill()
+        while replicas.available:
+            await asyncio.sleep(0.001)
+        assert (await metrics())["kv_cache_usage_perc", ""] == 0
+        assert (await client.get("/admin/replicas/1/metrics")).status_code == 503
+        assert (await client.get("/admin/replicas/2/metrics")).status_code == 404

@@ -84,20 +84,16 @@ def test_prefixes_of_both_times_to_live_are_pinned_at_once() -> None:
     assert asyncio.run(main()) == {300.0: 40, 3600.0: 16}
 
 
-def test_a_tenant_has_one_share_of_an_engine_that_serves_clients_and_ingresses() -> None:
+async def test_a_tenant_has_one_share_of_an_engine_that_serves_clients_and_ingresses() -> None:
     """It used to have one for each of the two ways."""
     first, second = list(range(5, 69)), list(range(105, 169))
     llm = LLM(build_supported("llama"), num_blocks=40, block_size=16)
     llm.generate([{"prompt_token_ids": each} for each in (first, second)], SamplingParams(max_tokens=1), use_tqdm=False)
-
-    async def main() -> None:
-        async with AsyncLLM(llm) as engine:
-            transport = httpx.ASGITransport(replica_app(engine, SECRET))
-            headers = {"Authorization": f"Bearer {SECRET}"}
-            async with httpx.AsyncClient(transport=transport, base_url="http://one", headers=headers) as client:
-                answer = await client.post("/pin", content=encode_pin("", "", first, 300.0))
-            assert answer.json() == {"num_tokens": 64}
-            assert await engine.keep("", "", second, 300.0) == 64
-            assert [pin.num_tokens for pin in await engine.call(lambda engine: list(engine.cache.pins()))] == [64]
-
-    asyncio.run(main())
+    async with AsyncLLM(llm) as engine:
+        transport = httpx.ASGITransport(replica_app(engine, SECRET))
+        headers = {"Authorization": f"Bearer {SECRET}"}
+        async with httpx.AsyncClient(transport=transport, base_url="http://one", headers=headers) as client:
+            answer = await client.post("/pin", content=encode_pin("", "", first, 300.0))
+        assert answer.json() == {"num_tokens": 64}
+        assert await engine.keep("", "", second, 300.0) == 64
+        assert [pin.num_tokens for pin in await engine.call(lambda engine: list(engine.cache.pins()))] == [64]

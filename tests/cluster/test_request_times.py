@@ -18,52 +18,44 @@ from radixkv.prompts import Prompt
 from radixkv.server.config import ServerConfig
 
 
-def test_a_search_has_its_first_token_before_its_result(default_tokenizer: Any, tmp_path: Path) -> None:
+async def test_a_search_has_its_first_token_before_its_result(default_tokenizer: Any, tmp_path: Path) -> None:
     """It used to have none until its end, so that `first_token_timeout` ended searches that were computing."""
     params = BeamSearchParams(beam_width=2, max_tokens=20, ignore_eos=True)
-
-    async def main() -> None:
-        async with local_replicas(tmp_path, tiny_llm(default_tokenizer)) as (replicas, (server,)):
-            llm = create_ingress(ServerConfig(), replicas, model_config=ModelConfig(tokenizer=default_tokenizer)).llm
-            steps = await server.llm.call(HeldSteps)
-            (stream,) = await llm.submit([Prompt(list(range(40)))], params)
-            times = stream.times
-            assert times.first_token_time is None
-            steps.allow(3)
-            await until(lambda: times.first_token_time is not None)
-            assert not stream.ended
-            steps.allow_all()
-            result = await anext(stream)
-            assert result.metrics.first_token_time == times.first_token_time
-            assert result.metrics.finished_time > times.first_token_time
-            await llm.shutdown()
-
-    asyncio.run(main())
+    async with local_replicas(tmp_path, tiny_llm(default_tokenizer)) as (replicas, (server,)):
+        llm = create_ingress(ServerConfig(), replicas, model_config=ModelConfig(tokenizer=default_tokenizer)).llm
+        steps = await server.llm.call(HeldSteps)
+        (stream,) = await llm.submit([Prompt(list(range(40)))], params)
+        times = stream.times
+        assert times.first_token_time is None
+        steps.allow(3)
+        await until(lambda: times.first_token_time is not None)
+        assert not stream.ended
+        steps.allow_all()
+        result = await anext(stream)
+        assert result.metrics.first_token_time == times.first_token_time
+        assert result.metrics.finished_time > times.first_token_time
+        await llm.shutdown()
 
 
 @pytest.mark.parametrize("params", [SamplingParams(max_tokens=4), BeamSearchParams(beam_width=2, max_tokens=4)])
-def test_what_waits_on_a_replica_is_not_admitted(
+async def test_what_waits_on_a_replica_is_not_admitted(
     params: SamplingParams | BeamSearchParams, default_tokenizer: Any, tmp_path: Path
 ) -> None:
     """What ended in a replica's queue used to be charged its prompt, and a beam search all that it might have taken."""
-
-    async def main() -> None:
-        one = tiny_llm(default_tokenizer, max_num_batched_tokens=16)
-        async with local_replicas(tmp_path, one) as (replicas, (server,)):
-            llm = create_ingress(ServerConfig(), replicas, model_config=ModelConfig(tokenizer=default_tokenizer)).llm
-            steps = await server.llm.call(HeldSteps)
-            (stream,) = await llm.submit([Prompt(list(range(200)))], params)
-            for _ in range(100):
-                await asyncio.sleep(0)
-            assert not stream.admitted
-            steps.allow(1)  # of a dozen for the prompt
-            await until(lambda: stream.admitted)
-            times = stream.times
-            assert times.first_token_time is None
-            steps.allow_all()
-            *_, result = [piece async for piece in stream]
-            assert result.metrics.scheduled_time == times.scheduled_time
-            assert result.metrics.first_token_time > times.scheduled_time
-            await llm.shutdown()
-
-    asyncio.run(main())
+    one = tiny_llm(default_tokenizer, max_num_batched_tokens=16)
+    async with local_replicas(tmp_path, one) as (replicas, (server,)):
+        llm = create_ingress(ServerConfig(), replicas, model_config=ModelConfig(tokenizer=default_tokenizer)).llm
+        steps = await server.llm.call(HeldSteps)
+        (stream,) = await llm.submit([Prompt(list(range(200)))], params)
+        for _ in range(100):
+            await asyncio.sleep(0)
+        assert not stream.admitted
+        steps.allow(1)  # of a dozen for the prompt
+        await until(lambda: stream.admitted)
+        times = stream.times
+        assert times.first_token_time is None
+        steps.allow_all()
+        *_, result = [piece async for piece in stream]
+        assert result.metrics.scheduled_time == times.scheduled_time
+        assert result.metrics.first_token_time > times.scheduled_time
+        await llm.shutdown()

@@ -21,25 +21,22 @@ async def turn() -> None:
         await asyncio.sleep(0)
 
 
-def test_silence_is_what_the_loop_could_have_heard() -> None:
-    async def main() -> None:
-        stall = stalling(asyncio.get_running_loop())
-        num_looks = 0
-        with pytest.raises(TimeoutError):
-            async with until_silent(1000.0) as hear:
-                stall(5000.0)
+async def test_silence_is_what_the_loop_could_have_heard() -> None:
+    stall = stalling(asyncio.get_running_loop())
+    num_looks = 0
+    with pytest.raises(TimeoutError):
+        async with until_silent(1000.0) as hear:
+            stall(5000.0)
+            await turn()
+            for _ in range(8):
+                stall(100.0)
                 await turn()
-                for _ in range(8):
-                    stall(100.0)
-                    await turn()
-                hear()
-                while True:
-                    num_looks += 1
-                    stall(100.0)
-                    await turn()
-        assert num_looks == 10
-
-    asyncio.run(main())
+            hear()
+            while True:
+                num_looks += 1
+                stall(100.0)
+                await turn()
+    assert num_looks == 10
 
 
 def test_a_replica_is_not_down_because_the_ingress_stood_still(

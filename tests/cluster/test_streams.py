@@ -107,67 +107,52 @@ def answers(outputs: list[CompletionOutput]) -> list[tuple[Any, ...]]:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_it_is_the_same_wherever_replicas_break_off(request: pytest.FixtureRequest, case: str) -> None:
+async def test_it_is_the_same_wherever_replicas_break_off(request: pytest.FixtureRequest, case: str) -> None:
     llm: LLM = request.getfixturevalue("llm" if case == "schema" else "default_llm")
     params = CASES[case]
     (expected,) = llm.generate("The three largest cities of France are", params, use_tqdm=False)
     (prompt,) = as_prompts("The three largest cities of France are", llm.engine.loaded)
-
-    async def main() -> None:
-        async with AsyncLLM(llm) as engine:
-            for cuts in ([0], [400], [250, -1, 1]):
-                streams, transport = replicas(engine, cuts)
-                assert answers(await collect(streams, prompt, params)) == answers(expected.outputs)
-                assert transport.num_requests == 1 + len(cuts)
-                assert all(not replica.waiting and not replica.queued for replica in streams.router._replicas.values())
-
-    asyncio.run(main())
+    async with AsyncLLM(llm) as engine:
+        for cuts in ([0], [400], [250, -1, 1]):
+            streams, transport = replicas(engine, cuts)
+            assert answers(await collect(streams, prompt, params)) == answers(expected.outputs)
+            assert transport.num_requests == 1 + len(cuts)
+            assert all(not replica.waiting and not replica.queued for replica in streams.router._replicas.values())
 
 
-def test_attempts_are_bounded(llm: LLM, caplog: pytest.LogCaptureFixture) -> None:
+async def test_attempts_are_bounded(llm: LLM, caplog: pytest.LogCaptureFixture) -> None:
     (prompt,) = as_prompts("One, two,", llm.engine.loaded)
-
-    async def main() -> None:
-        async with AsyncLLM(llm) as engine:
-            streams, transport = replicas(engine, [50] * 10)
-            with pytest.raises(ReplicasLostError, match=r"request 'one' was lost by 4 replicas$"):
-                await collect(streams, prompt, SamplingParams(max_tokens=4))
-            assert transport.num_requests == 4
-            # What the replicas are called, and what happened to them, is for who runs them.
-            assert re.search("request 'one' is given up: [abcd]: .*planted", caplog.text)
-
-    asyncio.run(main())
+    async with AsyncLLM(llm) as engine:
+        streams, transport = replicas(engine, [50] * 10)
+        with pytest.raises(ReplicasLostError, match=r"request 'one' was lost by 4 replicas$"):
+            await collect(streams, prompt, SamplingParams(max_tokens=4))
+        assert transport.num_requests == 4
+        # What the replicas are called, and what happened to them, is for who runs them.
+        assert re.search("request 'one' is given up: [abcd]: .*planted", caplog.text)
 
 
-def test_without_the_secret_nothing_is_answered(llm: LLM, caplog: pytest.LogCaptureFixture) -> None:
+async def test_without_the_secret_nothing_is_answered(llm: LLM, caplog: pytest.LogCaptureFixture) -> None:
     (prompt,) = as_prompts("One, two,", llm.engine.loaded)
-
-    async def main() -> None:
-        async with AsyncLLM(llm) as engine:
-            streams, _ = replicas(engine, [], secret="another secret, as long")
-            num_steps = engine.stats.num_steps
-            with pytest.raises(ReplicasLostError, match=r"was lost by 4 replicas$"):
-                await collect(streams, prompt, SamplingParams(max_tokens=4))
-            assert re.search("401 .*secret is missing or wrong", caplog.text)
-            assert engine.stats.num_steps == num_steps
-            with pytest.raises(ValueError, match="secret: expected at least 16 printable ASCII characters"):
-                replica_app(engine, "short")
-
-    asyncio.run(main())
+    async with AsyncLLM(llm) as engine:
+        streams, _ = replicas(engine, [], secret="another secret, as long")
+        num_steps = engine.stats.num_steps
+        with pytest.raises(ReplicasLostError, match=r"was lost by 4 replicas$"):
+            await collect(streams, prompt, SamplingParams(max_tokens=4))
+        assert re.search("401 .*secret is missing or wrong", caplog.text)
+        assert engine.stats.num_steps == num_steps
+        with pytest.raises(ValueError, match="secret: expected at least 16 printable ASCII characters"):
+            replica_app(engine, "short")
 
 
-def test_what_any_replica_would_refuse_is_sent_to_one(llm: LLM) -> None:
-    async def main() -> None:
-        async with AsyncLLM(llm) as engine:
-            streams, transport = replicas(engine, [])
-            with pytest.raises(ValueError, match="prompt_token_ids: 49152 is outside the vocabulary"):
-                await collect(streams, Prompt([49152]), SamplingParams(max_tokens=4))
-            assert transport.num_requests == 1
-
-    asyncio.run(main())
+async def test_what_any_replica_would_refuse_is_sent_to_one(llm: LLM) -> None:
+    async with AsyncLLM(llm) as engine:
+        streams, transport = replicas(engine, [])
+        with pytest.raises(ValueError, match="prompt_token_ids: 49152 is outside the vocabulary"):
+            await collect(streams, Prompt([49152]), SamplingParams(max_tokens=4))
+        assert transport.num_requests == 1
 
 
-def test_numpy_s_numbers_and_any_collections_are_taken_as_an_engine_takes_them() -> None:
+async def test_numpy_s_numbers_and_any_collections_are_taken_as_an_engine_takes_them() -> None:
     """They used to fail where they were written as JSON."""
     llm = LLM(build_supported("llama"), num_blocks=40)
     prompt = Prompt(np.array([5, 6, 7]), prediction=list(np.array([8])))  # type: ignore[arg-type]
@@ -181,22 +166,18 @@ def test_numpy_s_numbers_and_any_collections_are_taken_as_an_engine_takes_them()
     begun = CompletionOutput(0, "", list(np.array([4])), np.float32(0.5))  # type: ignore[arg-type]
     expected = llm.generate({"prompt_token_ids": [5, 6, 7], "resume": [begun]}, params, use_tqdm=False)
     beams = llm.beam_search([{"prompt_token_ids": [5, 6, 7]}], BeamSearchParams(beam_width=2, max_tokens=4))
-
-    async def main() -> None:
-        async with AsyncLLM(llm) as engine:
-            streams, _ = replicas(engine, [])
-            outputs: list[RequestOutput] = []
-            options: Any = {"priority": np.int64(1)}
-            async for output in streams.generate(replace(prompt, resume=[begun]), params, "one", **options):
-                outputs.append(output)
-            token_ids = [token_id for output in outputs for token_id in output.outputs[0].token_ids]
-            assert token_ids == expected[0].outputs[0].token_ids
-            assert json.dumps(outputs[0].prompt_token_ids) == "[5, 6, 7]"
-            search = BeamSearchParams(beam_width=2, max_tokens=4)
-            found = await streams.beam_search(prompt, search, "two", **options)
-            assert [beam.tokens for beam in found.sequences] == [beam.tokens for beam in beams[0].sequences]
-
-    asyncio.run(main())
+    async with AsyncLLM(llm) as engine:
+        streams, _ = replicas(engine, [])
+        outputs: list[RequestOutput] = []
+        options: Any = {"priority": np.int64(1)}
+        async for output in streams.generate(replace(prompt, resume=[begun]), params, "one", **options):
+            outputs.append(output)
+        token_ids = [token_id for output in outputs for token_id in output.outputs[0].token_ids]
+        assert token_ids == expected[0].outputs[0].token_ids
+        assert json.dumps(outputs[0].prompt_token_ids) == "[5, 6, 7]"
+        search = BeamSearchParams(beam_width=2, max_tokens=4)
+        found = await streams.beam_search(prompt, search, "two", **options)
+        assert [beam.tokens for beam in found.sequences] == [beam.tokens for beam in beams[0].sequences]
 
 
 @pytest.mark.parametrize(
@@ -239,48 +220,40 @@ async def stop_after_some_steps(engine: AsyncLLM, steps: HeldSteps) -> None:
     await stopping
 
 
-def test_a_drained_replica_s_stream_goes_on_elsewhere() -> None:
+async def test_a_drained_replica_s_stream_goes_on_elsewhere() -> None:
     params = SamplingParams(temperature=0, max_tokens=30, ignore_eos=True)
     (expected,) = LLM(build_supported("llama"), num_blocks=40).generate(
         {"prompt_token_ids": [5, 6, 7]}, params, use_tqdm=False
     )
-
-    async def main() -> None:
-        async with (
-            AsyncLLM(build_supported("llama"), num_blocks=40) as first,
-            AsyncLLM(build_supported("llama"), num_blocks=40) as second,
-        ):
-            streams = streams_over({"first": client_of(first, "first"), "second": client_of(second, "second")})
-            steps = await first.call(HeldSteps)
-            answer = asyncio.ensure_future(collect(streams, Prompt([5, 6, 7]), params))
-            await stop_after_some_steps(first, steps)
-            (output,) = await answer
-            assert output.token_ids == expected.outputs[0].token_ids
-            assert output.finish_reason == "length"
-
-    asyncio.run(main())
+    async with (
+        AsyncLLM(build_supported("llama"), num_blocks=40) as first,
+        AsyncLLM(build_supported("llama"), num_blocks=40) as second,
+    ):
+        streams = streams_over({"first": client_of(first, "first"), "second": client_of(second, "second")})
+        steps = await first.call(HeldSteps)
+        answer = asyncio.ensure_future(collect(streams, Prompt([5, 6, 7]), params))
+        await stop_after_some_steps(first, steps)
+        (output,) = await answer
+        assert output.token_ids == expected.outputs[0].token_ids
+        assert output.finish_reason == "length"
 
 
-def test_a_stopped_replica_s_beam_search_is_begun_anew_elsewhere() -> None:
+async def test_a_stopped_replica_s_beam_search_is_begun_anew_elsewhere() -> None:
     params = BeamSearchParams(beam_width=2, max_tokens=15, ignore_eos=True)
     (expected,) = LLM(build_supported("llama"), num_blocks=60).beam_search([{"prompt_token_ids": [5, 6, 7]}], params)
-
-    async def main() -> None:
-        async with (
-            AsyncLLM(build_supported("llama"), num_blocks=60) as first,
-            AsyncLLM(build_supported("llama"), num_blocks=60) as second,
-        ):
-            streams = streams_over({"first": client_of(first, "first"), "second": client_of(second, "second")})
-            search = streams.beam_search(Prompt([5, 6, 7]), params, "one")
-            steps = await first.call(HeldSteps)
-            answer = asyncio.ensure_future(search)
-            await stop_after_some_steps(first, steps)
-            assert [beam.tokens for beam in (await answer).sequences] == [beam.tokens for beam in expected.sequences]
-
-    asyncio.run(main())
+    async with (
+        AsyncLLM(build_supported("llama"), num_blocks=60) as first,
+        AsyncLLM(build_supported("llama"), num_blocks=60) as second,
+    ):
+        streams = streams_over({"first": client_of(first, "first"), "second": client_of(second, "second")})
+        search = streams.beam_search(Prompt([5, 6, 7]), params, "one")
+        steps = await first.call(HeldSteps)
+        answer = asyncio.ensure_future(search)
+        await stop_after_some_steps(first, steps)
+        assert [beam.tokens for beam in (await answer).sequences] == [beam.tokens for beam in expected.sequences]
 
 
-def test_the_end_of_a_sample_is_told_although_no_token_comes_with_it() -> None:
+async def test_the_end_of_a_sample_is_told_although_no_token_comes_with_it() -> None:
     """A replica that computed a long prompt in parts told it before the other sample's next token: it was lost."""
     ended = CompletionOutput(0, "a", [7], 0.0, finish_reason="stop")
     begun = Prompt([5, 6], resume=[ended, CompletionOutput(1, "b", [8], 0.0)])
@@ -291,31 +264,23 @@ def test_the_end_of_a_sample_is_told_although_no_token_comes_with_it() -> None:
             ([CompletionOutput(1, "c", [9], 0.0, finish_reason="length")], True),
         ]
     ]
-
-    async def main() -> None:
-        streams = streams_over({"a": pretended(answering(*map(encode_delta, pieces)))})
-        outputs = await collect(streams, begun, SamplingParams(n=2, seed=1, max_tokens=2))
-        assert [(output.token_ids, output.finish_reason) for output in outputs] == [([], "stop"), ([9], "length")]
-
-    asyncio.run(main())
+    streams = streams_over({"a": pretended(answering(*map(encode_delta, pieces)))})
+    outputs = await collect(streams, begun, SamplingParams(n=2, seed=1, max_tokens=2))
+    assert [(output.token_ids, output.finish_reason) for output in outputs] == [([], "stop"), ([9], "length")]
 
 
-def test_what_was_begun_elsewhere_needs_its_seed_and_every_sample(llm: LLM) -> None:
+async def test_what_was_begun_elsewhere_needs_its_seed_and_every_sample(llm: LLM) -> None:
     (prompt,) = as_prompts("One, two,", llm.engine.loaded)
     begun = replace(prompt, resume=[CompletionOutput(0, "", [7], 0.0)])
-
-    async def main() -> None:
-        async with AsyncLLM(llm) as engine:
-            streams, transport = replicas(engine, [])
-            with pytest.raises(ValueError, match="resume: expected params with a seed, or greedy ones"):
-                await collect(streams, begun, SamplingParams(max_tokens=4))
-            with pytest.raises(
-                ValueError, match=r"resume: expected one output for each of n=2 samples, got those of \[0\]"
-            ):
-                await collect(streams, begun, SamplingParams(max_tokens=4, seed=1, n=2))
-            assert transport.num_requests == 0
-
-    asyncio.run(main())
+    async with AsyncLLM(llm) as engine:
+        streams, transport = replicas(engine, [])
+        with pytest.raises(ValueError, match="resume: expected params with a seed, or greedy ones"):
+            await collect(streams, begun, SamplingParams(max_tokens=4))
+        with pytest.raises(
+            ValueError, match=r"resume: expected one output for each of n=2 samples, got those of \[0\]"
+        ):
+            await collect(streams, begun, SamplingParams(max_tokens=4, seed=1, n=2))
+        assert transport.num_requests == 0
 
 
 @pytest.mark.parametrize(
@@ -329,41 +294,35 @@ def test_what_was_begun_elsewhere_needs_its_seed_and_every_sample(llm: LLM) -> N
     ],
     ids=["cached", "not read", "not written", "prompt_logprobs", "without a cache"],
 )
-def test_equal_prompts_go_to_one_replica_only_if_it_computes_them_once(
+async def test_equal_prompts_go_to_one_replica_only_if_it_computes_them_once(
     prompt: Prompt, params: SamplingParams, caching: bool, expected: list[int]
 ) -> None:
-    async def main() -> None:
-        cluster = Cluster()
-        for name in "ab":
-            cluster.identities[f"http://{name}"] = {"enable_prefix_caching": caching}
-        together = await cluster.up(*"ab")
-        tasks = []
-        for number in range(4):
-            stream = together.streams.generate(prompt, params, str(number))
-            tasks.append(asyncio.ensure_future(anext(stream)))
-            await until(lambda number=number: sum(map(together.streams.num_streams, "ab")) == number + 1)
-        assert [together.streams.num_streams(name) for name in "ab"] == expected
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        await together.close()
-
-    asyncio.run(main())
-
-
-def test_a_prompt_whose_log_probabilities_have_come_goes_on_where_it_is_cached() -> None:
-    async def main() -> None:
-        cluster = Cluster()
-        together = await cluster.up(*"ab")
-        held = prompt_hashes([1] * 64, "", 16)
-        together.streams.router.stored("b", held)
-        begun = Prompt([1] * 65, resume=[CompletionOutput(0, "x", [2], 0.0)])
-        stream = together.streams.generate(begun, replace(GREEDY, prompt_logprobs=0), "one")
-        task = asyncio.ensure_future(anext(stream))
-        await until(lambda: sum(map(together.streams.num_streams, "ab")))
-        assert [together.streams.num_streams(name) for name in "ab"] == [0, 1]
+    cluster = Cluster()
+    for name in "ab":
+        cluster.identities[f"http://{name}"] = {"enable_prefix_caching": caching}
+    together = await cluster.up(*"ab")
+    tasks = []
+    for number in range(4):
+        stream = together.streams.generate(prompt, params, str(number))
+        tasks.append(asyncio.ensure_future(anext(stream)))
+        await until(lambda number=number: sum(map(together.streams.num_streams, "ab")) == number + 1)
+    assert [together.streams.num_streams(name) for name in "ab"] == expected
+    for task in tasks:
         task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
-        await together.close()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    await together.close()
 
-    asyncio.run(main())
+
+async def test_a_prompt_whose_log_probabilities_have_come_goes_on_where_it_is_cached() -> None:
+    cluster = Cluster()
+    together = await cluster.up(*"ab")
+    held = prompt_hashes([1] * 64, "", 16)
+    together.streams.router.stored("b", held)
+    begun = Prompt([1] * 65, resume=[CompletionOutput(0, "x", [2], 0.0)])
+    stream = together.streams.generate(begun, replace(GREEDY, prompt_logprobs=0), "one")
+    task = asyncio.ensure_future(anext(stream))
+    await until(lambda: sum(map(together.streams.num_streams, "ab")))
+    assert [together.streams.num_streams(name) for name in "ab"] == [0, 1]
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    await together.close()

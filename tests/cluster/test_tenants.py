@@ -16,33 +16,30 @@ from radixkv.cluster.wire import encode_shares
 from radixkv.scheduling.tenant_share import TenantShare
 
 
-def test_what_tenants_may_have_reaches_a_replica_that_joins_meanwhile() -> None:
-    async def main() -> None:
-        cluster, told = Cluster(), list[bytes]()
-        may_be_up = asyncio.Event()
+async def test_what_tenants_may_have_reaches_a_replica_that_joins_meanwhile() -> None:
+    cluster, told = Cluster(), list[bytes]()
+    may_be_up = asyncio.Event()
 
-        async def tell(request: httpx.Request) -> httpx.Response:
-            told.append(request.content)
-            return httpx.Response(200)
+    async def tell(request: httpx.Request) -> httpx.Response:
+        told.append(request.content)
+        return httpx.Response(200)
 
-        async def body() -> AsyncIterator[bytes]:
-            await may_be_up.wait()
-            yield encode_record(Kind.HELD) + encode_load(LOAD)
-            await asyncio.Event().wait()
+    async def body() -> AsyncIterator[bytes]:
+        await may_be_up.wait()
+        yield encode_record(Kind.HELD) + encode_load(LOAD)
+        await asyncio.Event().wait()
 
-        cluster.answers |= {"/tenants": tell, "/events": streaming(body)}
-        replicas = cluster.replicas()
-        shares = [{"ann": TenantShare(max_num_seqs=count)} for count in (2, 3)]
-        await replicas.set_tenants(shares[0])
-        adding = asyncio.ensure_future(replicas.add("a", "http://a"))
-        await until(lambda: told)
-        await replicas.set_tenants(shares[1])  # it is not up, and not asked
-        may_be_up.set()
-        await adding
-        assert told == [encode_shares(each) for each in shares]
-        await replicas.close()
-
-    asyncio.run(main())
+    cluster.answers |= {"/tenants": tell, "/events": streaming(body)}
+    replicas = cluster.replicas()
+    shares = [{"ann": TenantShare(max_num_seqs=count)} for count in (2, 3)]
+    await replicas.set_tenants(shares[0])
+    adding = asyncio.ensure_future(replicas.add("a", "http://a"))
+    await until(lambda: told)
+    await replicas.set_tenants(shares[1])  # it is not up, and not asked
+    may_be_up.set()
+    await adding
+    assert told == [encode_shares(each) for each in shares]
+    await replicas.close()
 
 
 def test_what_tenants_may_have_is_sent_again_to_a_replica_that_did_not_confirm_it(
@@ -128,53 +125,47 @@ def test_a_replica_that_was_started_anew_before_it_was_up_is_told_what_tenants_m
     assert ups_and_downs == [f"replica 'a' is {state}" for state in ("up at http://a", "down", "up at http://a")]
 
 
-def test_what_tenants_may_have_is_not_overtaken() -> None:
-    async def main() -> None:
-        cluster, told = Cluster(), list[bytes]()
-        confirms = asyncio.Event()
+async def test_what_tenants_may_have_is_not_overtaken() -> None:
+    cluster, told = Cluster(), list[bytes]()
+    confirms = asyncio.Event()
 
-        async def tell(request: httpx.Request) -> httpx.Response:
-            told.append(request.content)
+    async def tell(request: httpx.Request) -> httpx.Response:
+        told.append(request.content)
+        await confirms.wait()
+        return httpx.Response(200)
+
+    cluster.answers["/tenants"] = tell
+    replicas = await cluster.up("a")
+    shares = [{"ann": TenantShare(max_num_seqs=count)} for count in (1, 2, 3)]
+    setting = [asyncio.ensure_future(replicas.set_tenants(each)) for each in shares]
+    await until(lambda: told)
+    assert len(told) == 1
+    confirms.set()
+    await asyncio.gather(*setting)
+    assert len(told) <= 2
+    assert told[-1] == encode_shares(shares[-1])
+    await replicas.close()
+
+
+async def test_a_replica_that_hangs_keeps_no_other_from_what_tenants_may_have() -> None:
+    cluster, told = Cluster(), list[tuple[str, bytes]]()
+    confirms = asyncio.Event()
+
+    async def tell(request: httpx.Request) -> httpx.Response:
+        told.append((request.url.host, request.content))
+        if request.url.host == "a":
             await confirms.wait()
-            return httpx.Response(200)
+        return httpx.Response(200)
 
-        cluster.answers["/tenants"] = tell
-        replicas = await cluster.up("a")
-        shares = [{"ann": TenantShare(max_num_seqs=count)} for count in (1, 2, 3)]
-        setting = [asyncio.ensure_future(replicas.set_tenants(each)) for each in shares]
-        await until(lambda: told)
-        assert len(told) == 1
-        confirms.set()
-        await asyncio.gather(*setting)
-        assert len(told) <= 2
-        assert told[-1] == encode_shares(shares[-1])
-        await replicas.close()
-
-    asyncio.run(main())
-
-
-def test_a_replica_that_hangs_keeps_no_other_from_what_tenants_may_have() -> None:
-    async def main() -> None:
-        cluster, told = Cluster(), list[tuple[str, bytes]]()
-        confirms = asyncio.Event()
-
-        async def tell(request: httpx.Request) -> httpx.Response:
-            told.append((request.url.host, request.content))
-            if request.url.host == "a":
-                await confirms.wait()
-            return httpx.Response(200)
-
-        cluster.answers["/tenants"] = tell
-        replicas = await cluster.up("a", "b")
-        shares = [{"ann": TenantShare(max_num_seqs=count)} for count in (1, 2, 3)]
-        setting = [asyncio.ensure_future(replicas.set_tenants(shares[0]))]
-        await until(lambda: len(told) == 2)
-        setting += [asyncio.ensure_future(replicas.set_tenants(each)) for each in shares[1:]]
-        await until(lambda: ("b", encode_shares(shares[2])) in told)
-        assert [content for name, content in told if name == "a"] == [encode_shares(shares[0])]
-        confirms.set()
-        await asyncio.gather(*setting)
-        assert told[-1] == ("a", encode_shares(shares[2]))
-        await replicas.close()
-
-    asyncio.run(main())
+    cluster.answers["/tenants"] = tell
+    replicas = await cluster.up("a", "b")
+    shares = [{"ann": TenantShare(max_num_seqs=count)} for count in (1, 2, 3)]
+    setting = [asyncio.ensure_future(replicas.set_tenants(shares[0]))]
+    await until(lambda: len(told) == 2)
+    setting += [asyncio.ensure_future(replicas.set_tenants(each)) for each in shares[1:]]
+    await until(lambda: ("b", encode_shares(shares[2])) in told)
+    assert [content for name, content in told if name == "a"] == [encode_shares(shares[0])]
+    confirms.set()
+    await asyncio.gather(*setting)
+    assert told[-1] == ("a", encode_shares(shares[2]))
+    await replicas.close()

@@ -21,7 +21,7 @@ from radixkv.errors import ModelLoadError
 from radixkv.model.tokenizer import tokenizer_digest
 
 
-def test_conversations_are_written_by_the_chat_template_of_the_new_generation(
+async def test_conversations_are_written_by_the_chat_template_of_the_new_generation(
     tmp_path: Path, default_tokenizer: Any
 ) -> None:
     template = "{% for message in messages %}<{{ message.role }}> {{ message.content }} <tool_call>{% endfor %}"
@@ -29,92 +29,75 @@ def test_conversations_are_written_by_the_chat_template_of_the_new_generation(
     other_tokenizer.chat_template = template
     conversation = {"messages": [{"role": "user", "content": "the sea"}]}
     body = {**conversation, "temperature": 0, "max_tokens": 20, "ignore_eos": True}
+    async with (
+        local_replicas(tmp_path, tiny_llm(default_tokenizer)) as (replicas, (old,)),
+        ingress_client(replicas, default_tokenizer) as client,
+        ingress_client(replicas, default_tokenizer, chat_template=default_tokenizer.chat_template) as own,
+    ):
 
-    async def main() -> None:
-        async with (
-            local_replicas(tmp_path, tiny_llm(default_tokenizer)) as (replicas, (old,)),
-            ingress_client(replicas, default_tokenizer) as client,
-            ingress_client(replicas, default_tokenizer, chat_template=default_tokenizer.chat_template) as own,
-        ):
+        async def prompt(client: httpx.AsyncClient) -> str:
+            response = await client.post("/tokenize", json=conversation)
+            return str(default_tokenizer.decode(response.json()["tokens"]))
 
-            async def prompt(client: httpx.AsyncClient) -> str:
-                response = await client.post("/tokenize", json=conversation)
-                return str(default_tokenizer.decode(response.json()["tokens"]))
+        async def answer() -> Any:
+            response = await client.post("/v1/chat/completions", json=body)
+            assert response.status_code == 200, response.text
+            return response.json()["choices"]
 
-            async def answer() -> Any:
-                response = await client.post("/v1/chat/completions", json=body)
-                assert response.status_code == 200, response.text
-                return response.json()["choices"]
-
-            before, expected = await prompt(client), await answer()
-            assert "<|im_start|>user\nthe sea" in before
-            steps = await old.llm.call(HeldSteps)
-            begun = asyncio.ensure_future(answer())
-            steps.allow(5)
-            await until(lambda: old.llm.stats.num_decoding)
-            new = tiny_llm(other_tokenizer, seed=1)
-            async with one_more(replicas, new, tmp_path / "new.sock", "new"):
-                assert await prompt(client) == "<user> the sea <tool_call>"
-                assert await prompt(own) == before
-                info = await client.get("/tokenizer_info")
-                assert info.json()["chat_template"] == template
-                async with ingress_client(replicas, default_tokenizer) as later:
-                    assert await prompt(later) == await prompt(client)
-                steps.allow_all()
-                assert await begun == expected
-                await replicas.remove("new")
-            assert await prompt(client) == before
-
-    asyncio.run(main())
+        before, expected = await prompt(client), await answer()
+        assert "<|im_start|>user\nthe sea" in before
+        steps = await old.llm.call(HeldSteps)
+        begun = asyncio.ensure_future(answer())
+        steps.allow(5)
+        await until(lambda: old.llm.stats.num_decoding)
+        new = tiny_llm(other_tokenizer, seed=1)
+        async with one_more(replicas, new, tmp_path / "new.sock", "new"):
+            assert await prompt(client) == "<user> the sea <tool_call>"
+            assert await prompt(own) == before
+            info = await client.get("/tokenizer_info")
+            assert info.json()["chat_template"] == template
+            async with ingress_client(replicas, default_tokenizer) as later:
+                assert await prompt(later) == await prompt(client)
+            steps.allow_all()
+            assert await begun == expected
+            await replicas.remove("new")
+        assert await prompt(client) == before
 
 
-def test_an_ingress_writes_conversations_as_its_replicas_do_unless_it_is_told_how(
+async def test_an_ingress_writes_conversations_as_its_replicas_do_unless_it_is_told_how(
     tmp_path: Path, default_tokenizer: Any
 ) -> None:
     """One that was started after an update, or before replicas with a template of their own, used the model's: conversations
     were written in two ways, and found nothing cached by the other.
     """
     template = "{% for message in messages %}<{{ message.role }}> {{ message.content }}{% endfor %}"
-
-    async def main() -> None:
-        async with local_replicas(tmp_path, tiny_llm(default_tokenizer, chat_template=template)) as (replicas, _):
-            for given, expected in ((None, template), ("{{ messages }}", "{{ messages }}")):
-                config = ModelConfig(tokenizer=default_tokenizer, chat_template=given)
-                loaded = text_interface(replicas, config=config)
-                assert loaded.tokenizer.chat_template == expected
-                llm = ClusterLLM(loaded, replicas, model_config=config)
-                assert llm.loaded.tokenizer.chat_template == expected
-
-    asyncio.run(main())
+    async with local_replicas(tmp_path, tiny_llm(default_tokenizer, chat_template=template)) as (replicas, _):
+        for given, expected in ((None, template), ("{{ messages }}", "{{ messages }}")):
+            config = ModelConfig(tokenizer=default_tokenizer, chat_template=given)
+            loaded = text_interface(replicas, config=config)
+            assert loaded.tokenizer.chat_template == expected
+            llm = ClusterLLM(loaded, replicas, model_config=config)
+            assert llm.loaded.tokenizer.chat_template == expected
 
 
-def test_another_tokenizer_than_the_replicas_is_refused(tmp_path: Path, default_tokenizer: Any) -> None:
+async def test_another_tokenizer_than_the_replicas_is_refused(tmp_path: Path, default_tokenizer: Any) -> None:
     """An ingress with another version of the model's files sent wrong tokens, and answered."""
     other = copy.deepcopy(default_tokenizer)
     other.backend_tokenizer.normalizer = normalizers.Lowercase()
-
-    async def main() -> None:
-        async with local_replicas(tmp_path, tiny_llm(default_tokenizer)) as (replicas, _):
-            with pytest.raises(
-                ModelLoadError, match=r"^tokenizer: .*: expected the tokenizer of the replicas' LlamaFor"
-            ):
-                text_interface(replicas, config=ModelConfig(tokenizer=other))
-            other.save_pretrained(tmp_path / "other")
-            with pytest.raises(
-                ModelLoadError, match=rf"^model: {tmp_path}/other: expected the tokenizer of the replicas' "
-            ):
-                text_interface(replicas, tmp_path / "other")
-
-    asyncio.run(main())
+    async with local_replicas(tmp_path, tiny_llm(default_tokenizer)) as (replicas, _):
+        with pytest.raises(ModelLoadError, match=r"^tokenizer: .*: expected the tokenizer of the replicas' LlamaFor"):
+            text_interface(replicas, config=ModelConfig(tokenizer=other))
+        other.save_pretrained(tmp_path / "other")
+        with pytest.raises(
+            ModelLoadError, match=rf"^model: {tmp_path}/other: expected the tokenizer of the replicas' "
+        ):
+            text_interface(replicas, tmp_path / "other")
 
 
-def test_replicas_without_a_tokenizer_take_any(tmp_path: Path, default_tokenizer: Any) -> None:
-    async def main() -> None:
-        async with local_replicas(tmp_path, LLM(tiny_model(50), num_blocks=20, block_size=16)) as (replicas, _):
-            loaded = text_interface(replicas, config=ModelConfig(tokenizer=default_tokenizer))
-            assert loaded.tokenizer.chat_template == default_tokenizer.chat_template
-
-    asyncio.run(main())
+async def test_replicas_without_a_tokenizer_take_any(tmp_path: Path, default_tokenizer: Any) -> None:
+    async with local_replicas(tmp_path, LLM(tiny_model(50), num_blocks=20, block_size=16)) as (replicas, _):
+        loaded = text_interface(replicas, config=ModelConfig(tokenizer=default_tokenizer))
+        assert loaded.tokenizer.chat_template == default_tokenizer.chat_template
 
 
 def test_tokenizers_are_told_apart_by_what_they_do(default_tokenizer: Any) -> None:

@@ -46,9 +46,6 @@ def test_what_is_repeated_goes_on_after_calls_that_failed_and_says_so_once(caplo
     ]
 
 
-def test_a_call_that_is_not_answered_ends() -> None:
-    async def main() -> None:
-        with pytest.raises(TimeoutError):
-            await calls.answer_of(asyncio.Event().wait(), 0.0)
-
-    asyncio.run(main())
+async def test_a_call_that_is_not_answered_ends() -> None:
+    with pytest.raises(TimeoutError):
+        await calls.answer_of(asyncio.Event().wait(), 0.0)

@@ -28,34 +28,30 @@ from radixkv.server.config import ServerConfig
 from radixkv.server.run import namespaces_secret
 
 
-def test_serve_replaces_an_ingress_that_was_drained_when_it_has_answered_everything() -> None:
+async def test_serve_replaces_an_ingress_that_was_drained_when_it_has_answered_everything() -> None:
     """It was healthy to Serve, and refused all requests until somebody restarted it."""
+    cluster, end = Cluster(), asyncio.Event()
 
-    async def main() -> None:
-        cluster, end = Cluster(), asyncio.Event()
+    async def body() -> Any:
+        yield line(1)
+        await end.wait()
+        yield line(1, "length")
 
-        async def body() -> Any:
-            yield line(1)
-            await end.wait()
-            yield line(1, "length")
-
-        cluster.answers["/generate"] = streaming(body)
-        replicas = await cluster.up("a")
-        ingress = _IngressDeployment.__new__(_IngressDeployment)
-        ingress._tasks, ingress._llm = [], llm_of(replicas)
-        ingress._membership = SimpleNamespace(is_outdated=False)
-        (stream,) = await ingress._llm.submit([Prompt([1])], GREEDY)
-        with ingress._llm.coming_in():
-            ingress._llm.start_draining()
-            await ingress.check_health()
-            end.set()
-            assert [delta async for delta in stream][-1].finished
-            await ingress.check_health()  # another one is still being tokenized
-        with pytest.raises(RuntimeError, match="drained"):
-            await ingress.check_health()
-        await replicas.close()
-
-    asyncio.run(main())
+    cluster.answers["/generate"] = streaming(body)
+    replicas = await cluster.up("a")
+    ingress = _IngressDeployment.__new__(_IngressDeployment)
+    ingress._tasks, ingress._llm = [], llm_of(replicas)
+    ingress._membership = SimpleNamespace(is_outdated=False)
+    (stream,) = await ingress._llm.submit([Prompt([1])], GREEDY)
+    with ingress._llm.coming_in():
+        ingress._llm.start_draining()
+        await ingress.check_health()
+        end.set()
+        assert [delta async for delta in stream][-1].finished
+        await ingress.check_health()  # another one is still being tokenized
+    with pytest.raises(RuntimeError, match="drained"):
+        await ingress.check_health()
+    await replicas.close()
 
 
 class Registry:
@@ -119,50 +115,42 @@ def test_keys_that_change_while_an_ingress_waits_for_its_first_replica_are_read(
         asyncio.run(main())
 
 
-def test_an_ingress_follows_the_registry_until_only_replicas_that_it_refuses_are_left(
+async def test_an_ingress_follows_the_registry_until_only_replicas_that_it_refuses_are_left(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Serve then starts another one, which takes those."""
-
-    async def main() -> None:
-        cluster = Cluster()
-        cluster.identities["http://other"] = {"block_size": 8}
-        registry = Registry(cluster, monkeypatch)
-        ingress = await registry.ingress(ServerConfig())
-        replicas = ingress._llm.replicas
-        assert replicas.available == ["a"]
-        registry.listing = Listing({"a": "http://a", "other": "http://other"}, complete=True)
-        await until(lambda: "block_size: 16, and 8 there" in caplog.text)
+    cluster = Cluster()
+    cluster.identities["http://other"] = {"block_size": 8}
+    registry = Registry(cluster, monkeypatch)
+    ingress = await registry.ingress(ServerConfig())
+    replicas = ingress._llm.replicas
+    assert replicas.available == ["a"]
+    registry.listing = Listing({"a": "http://a", "other": "http://other"}, complete=True)
+    await until(lambda: "block_size: 16, and 8 there" in caplog.text)
+    await ingress.check_health()
+    registry.listing = Listing({"other": "http://other"}, complete=False)  # "a" may just not have reported yet
+    await until(lambda: len(cluster.made) > 5)
+    assert replicas.available == ["a"]
+    registry.listing = Listing({"other": "http://other"}, complete=True)
+    await until(lambda: not replicas.available)
+    with pytest.raises(RuntimeError, match="the replicas run something else now"):
         await ingress.check_health()
-        registry.listing = Listing({"other": "http://other"}, complete=False)  # "a" may just not have reported yet
-        await until(lambda: len(cluster.made) > 5)
-        assert replicas.available == ["a"]
-        registry.listing = Listing({"other": "http://other"}, complete=True)
-        await until(lambda: not replicas.available)
-        with pytest.raises(RuntimeError, match="the replicas run something else now"):
-            await ingress.check_health()
-        await ingress._end()
-        assert all(client.is_closed for client in cluster.made)
-
-    asyncio.run(main())
+    await ingress._end()
+    assert all(client.is_closed for client in cluster.made)
 
 
-def test_a_replica_that_goes_while_it_joins_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_replica_that_goes_while_it_joins_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """It counted as down for two more minutes, in which nothing could be cleared."""
-
-    async def main() -> None:
-        cluster = Cluster()
-        cluster.hung.add("http://b")
-        registry = Registry(cluster, monkeypatch)
-        ingress = await registry.ingress(ServerConfig())
-        registry.listing = Listing({"a": "http://a", "b": "http://b"}, complete=True)
-        await until(lambda: len(cluster.timeouts) == 2)
-        registry.listing = Listing({"a": "http://a"}, complete=True)
-        await until(lambda: ingress._llm.replicas.names == ["a"])
-        assert (await ingress._llm.clear(ALL_NAMESPACES)).namespaces == 1
-        await ingress._end()
-
-    asyncio.run(main())
+    cluster = Cluster()
+    cluster.hung.add("http://b")
+    registry = Registry(cluster, monkeypatch)
+    ingress = await registry.ingress(ServerConfig())
+    registry.listing = Listing({"a": "http://a", "b": "http://b"}, complete=True)
+    await until(lambda: len(cluster.timeouts) == 2)
+    registry.listing = Listing({"a": "http://a"}, complete=True)
+    await until(lambda: ingress._llm.replicas.names == ["a"])
+    assert (await ingress._llm.clear(ALL_NAMESPACES)).namespaces == 1
+    await ingress._end()
 
 
 @pytest.mark.parametrize("options", [{"shared_cache": True}, {"disk_cache": True, "disk_cache_read_only": True}, {}])

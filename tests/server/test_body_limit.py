@@ -62,54 +62,44 @@ async def refusal(request: Any) -> HTTPException:
     return raised.value
 
 
-def test_a_body_arrives_whole_and_what_follows_it_too() -> None:
-    async def main() -> None:
-        server = Server()
-        server.may_answer.set()
-        await server.request("ann", [b"one", b"", b"two"])
-        await server.request("ann", [b""])
-        assert server.bodies == [b"onetwo", b""]
-
-    asyncio.run(main())
+async def test_a_body_arrives_whole_and_what_follows_it_too() -> None:
+    server = Server()
+    server.may_answer.set()
+    await server.request("ann", [b"one", b"", b"two"])
+    await server.request("ann", [b""])
+    assert server.bodies == [b"onetwo", b""]
 
 
-def test_a_long_body_is_refused_as_soon_as_that_is_known() -> None:
-    async def main() -> None:
-        server = Server()
-        server.may_answer.set()
-        await server.request("ann", [b"x" * 100], content_length="100")
-        for request in (
-            server.request("ann", [b"x" * 60, b"x" * 41, b"x"]),
-            server.request("ann", [b"x" * 60, b"x" * 41]),  # which only the last part makes too long
-            server.request("ann", [b"x" * 101]),
-            server.request("ann", [], content_length="101"),
-        ):
-            assert (await refusal(request)).status_code == 413
-        assert len(server.bodies) == 1
-
-    asyncio.run(main())
+async def test_a_long_body_is_refused_as_soon_as_that_is_known() -> None:
+    server = Server()
+    server.may_answer.set()
+    await server.request("ann", [b"x" * 100], content_length="100")
+    for request in (
+        server.request("ann", [b"x" * 60, b"x" * 41, b"x"]),
+        server.request("ann", [b"x" * 60, b"x" * 41]),  # which only the last part makes too long
+        server.request("ann", [b"x" * 101]),
+        server.request("ann", [], content_length="101"),
+    ):
+        assert (await refusal(request)).status_code == 413
+    assert len(server.bodies) == 1
 
 
-def test_nobody_fills_the_memory_with_bodies() -> None:
+async def test_nobody_fills_the_memory_with_bodies() -> None:
     """Sixty half-sent bodies of 8 MB used to take half a gigabyte, and every further connection more."""
-
-    async def main() -> None:
-        server = Server()
-        unfinished = [asyncio.ensure_future(server.request("ann", [b"x" * 60, b"x" * 40])) for _ in range(16)]
-        await asyncio.sleep(0)
-        refused = await refusal(server.request("ann", [b"x"]))
-        assert refused.status_code == 429
-        assert refused.headers == {"Retry-After": "1"}
-        others = asyncio.ensure_future(server.request("bob", [b"of another"]))
-        await asyncio.sleep(0)
-        assert server.bodies[-1] == b"of another"
-        server.may_answer.set()
-        await asyncio.gather(*unfinished, others)
-        await server.request("ann", [b"x" * 100])
-        assert len(server.bodies) == 18
-        assert not server._limit._held
-
-    asyncio.run(main())
+    server = Server()
+    unfinished = [asyncio.ensure_future(server.request("ann", [b"x" * 60, b"x" * 40])) for _ in range(16)]
+    await asyncio.sleep(0)
+    refused = await refusal(server.request("ann", [b"x"]))
+    assert refused.status_code == 429
+    assert refused.headers == {"Retry-After": "1"}
+    others = asyncio.ensure_future(server.request("bob", [b"of another"]))
+    await asyncio.sleep(0)
+    assert server.bodies[-1] == b"of another"
+    server.may_answer.set()
+    await asyncio.gather(*unfinished, others)
+    await server.request("ann", [b"x" * 100])
+    assert len(server.bodies) == 18
+    assert not server._limit._held
 
 
 def test_json_of_a_million_parts_is_not_read(llm: LLM) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any
 
 import httpx
@@ -15,70 +14,66 @@ from radixkv.server.access.tenants import Tenants
 from radixkv.server.chat.prefix_keeper import PrefixKeeper
 
 
-def test_a_prompt_that_is_cleared_while_it_is_pinned_is_a_conflict(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def main() -> None:
-        async with AsyncLLM(llm) as engine, make_client(engine, tenants=Tenants([], "admin")) as client:
-            client.headers["Authorization"] = "Bearer admin"
-            pin_prompt = engine.pin_prompt
+async def test_a_prompt_that_is_cleared_while_it_is_pinned_is_a_conflict(
+    llm: LLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with AsyncLLM(llm) as engine, make_client(engine, tenants=Tenants([], "admin")) as client:
+        client.headers["Authorization"] = "Bearer admin"
+        pin_prompt = engine.pin_prompt
 
-            async def pin_and_clear(*arguments: Any) -> Any:
-                made = await pin_prompt(*arguments)
-                await engine.reset_prefix_cache()
-                return made
+        async def pin_and_clear(*arguments: Any) -> Any:
+            made = await pin_prompt(*arguments)
+            await engine.reset_prefix_cache()
+            return made
 
-            for num_tokens in (15, 16):
-                uncleared = await client.post("/admin/pins", json={"prompt": " a" * num_tokens})
-                assert (uncleared.status_code, uncleared.json()["active"]) == (200, num_tokens == 16)
-            monkeypatch.setattr(engine, "pin_prompt", pin_and_clear)
-            cleared = await client.post("/admin/pins", json={"prompt": SYSTEM})
-            assert (cleared.status_code, cleared.json()["error"]["param"]) == (409, "prompt")
-
-    asyncio.run(main())
+        for num_tokens in (15, 16):
+            uncleared = await client.post("/admin/pins", json={"prompt": " a" * num_tokens})
+            assert (uncleared.status_code, uncleared.json()["active"]) == (200, num_tokens == 16)
+        monkeypatch.setattr(engine, "pin_prompt", pin_and_clear)
+        cleared = await client.post("/admin/pins", json={"prompt": SYSTEM})
+        assert (cleared.status_code, cleared.json()["error"]["param"]) == (409, "prompt")
 
 
 SYSTEM = "You answer questions about the colours of things, briefly, and never speak of anything else. " * 8
 
 
-def test_a_marked_prefix_survives_what_evicts_everything_else(llm: LLM) -> None:
+async def test_a_marked_prefix_survives_what_evicts_everything_else(llm: LLM) -> None:
     def body(system: Any, text: str) -> dict[str, Any]:
         messages = [{"role": "user", "content": text}]
         return {"model": "model", "max_tokens": 1, "temperature": 0, "system": system, "messages": messages}
 
-    async def main() -> None:
-        async with AsyncLLM(llm) as engine, make_client(engine) as client:
+    async with AsyncLLM(llm) as engine, make_client(engine) as client:
 
-            async def usage(**fields: Any) -> dict[str, Any]:
-                response = await client.post("/v1/messages", json=fields)
-                assert response.status_code == 200, response.text
-                result: dict[str, Any] = response.json()["usage"]
-                return result
+        async def usage(**fields: Any) -> dict[str, Any]:
+            response = await client.post("/v1/messages", json=fields)
+            assert response.status_code == 200, response.text
+            result: dict[str, Any] = response.json()["usage"]
+            return result
 
-            async def fill_cache() -> None:
-                await engine.call(lambda engine: leave(engine.cache, [7] * 16 * engine.cache.num_available_blocks))
+        async def fill_cache() -> None:
+            await engine.call(lambda engine: leave(engine.cache, [7] * 16 * engine.cache.num_available_blocks))
 
-            marked = [{"type": "text", "text": SYSTEM, "cache_control": {"type": "ephemeral", "ttl": "1h"}}]
-            first = await usage(**body(marked, "What colour is grass?"))
-            total = first["input_tokens"] + first["cache_creation_input_tokens"] + first["cache_read_input_tokens"]
-            assert first["cache_read_input_tokens"] == 0
-            # All whole blocks of the system prompt: it ends a few tokens before the question.
-            assert total - 48 < first["cache_creation_input_tokens"] < total
-            assert first["cache_creation"]["ephemeral_1h_input_tokens"] == first["cache_creation_input_tokens"]
-            both = body(marked, "What colour is grass?") | {"cache_salt": "x", "cache_control": {"type": "ephemeral"}}
-            of_both = await usage(**both)
-            hour = of_both["cache_creation"]["ephemeral_1h_input_tokens"]
-            assert hour == first["cache_creation_input_tokens"]
-            # What is kept for an hour does not count as kept for five minutes, too.
-            assert 0 < of_both["cache_creation"]["ephemeral_5m_input_tokens"] <= 32
-            assert of_both["input_tokens"] + of_both["cache_creation_input_tokens"] == total
-            await usage(**body(SYSTEM.upper()[:200], "What colour is grass?"))
-            await fill_cache()
-            again = await usage(**body(marked, "And what colour is snow?"))
-            assert again["cache_read_input_tokens"] >= first["cache_creation_input_tokens"]
-            assert again["cache_creation_input_tokens"] == 0
-            unmarked = await usage(**body(SYSTEM.upper()[:200], "What colour is grass?"))
-            assert unmarked["cache_read_input_tokens"] < 32
-
-    asyncio.run(main())
+        marked = [{"type": "text", "text": SYSTEM, "cache_control": {"type": "ephemeral", "ttl": "1h"}}]
+        first = await usage(**body(marked, "What colour is grass?"))
+        total = first["input_tokens"] + first["cache_creation_input_tokens"] + first["cache_read_input_tokens"]
+        assert first["cache_read_input_tokens"] == 0
+        # All whole blocks of the system prompt: it ends a few tokens before the question.
+        assert total - 48 < first["cache_creation_input_tokens"] < total
+        assert first["cache_creation"]["ephemeral_1h_input_tokens"] == first["cache_creation_input_tokens"]
+        both = body(marked, "What colour is grass?") | {"cache_salt": "x", "cache_control": {"type": "ephemeral"}}
+        of_both = await usage(**both)
+        hour = of_both["cache_creation"]["ephemeral_1h_input_tokens"]
+        assert hour == first["cache_creation_input_tokens"]
+        # What is kept for an hour does not count as kept for five minutes, too.
+        assert 0 < of_both["cache_creation"]["ephemeral_5m_input_tokens"] <= 32
+        assert of_both["input_tokens"] + of_both["cache_creation_input_tokens"] == total
+        await usage(**body(SYSTEM.upper()[:200], "What colour is grass?"))
+        await fill_cache()
+        again = await usage(**body(marked, "And what colour is snow?"))
+        assert again["cache_read_input_tokens"] >= first["cache_creation_input_tokens"]
+        assert again["cache_creation_input_tokens"] == 0
+        unmarked = await usage(**body(SYSTEM.upper()[:200], "What colour is grass?"))
+        assert unmarked["cache_read_input_tokens"] < 32
 
 
 def test_marks_within_a_result_and_a_search_result_keep_what_is_before_them(llm: LLM) -> None:
@@ -103,26 +98,22 @@ def test_marks_within_a_result_and_a_search_result_keep_what_is_before_them(llm:
     serve(llm, scenario)
 
 
-def test_a_request_in_the_queue_is_not_refused_while_its_prefixes_are_found(
+async def test_a_request_in_the_queue_is_not_refused_while_its_prefixes_are_found(
     llm: LLM, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     begin = PrefixKeeper.begin
+    async with AsyncLLM(llm) as engine, make_client(engine) as client:
 
-    async def main() -> None:
-        async with AsyncLLM(llm) as engine, make_client(engine) as client:
+        def drain_first(keeper: PrefixKeeper) -> None:
+            engine.start_draining()
+            begin(keeper)
 
-            def drain_first(keeper: PrefixKeeper) -> None:
-                engine.start_draining()
-                begin(keeper)
-
-            monkeypatch.setattr(PrefixKeeper, "begin", drain_first)
-            block = {"type": "text", "text": "Hello. " * 30, "cache_control": {"type": "ephemeral"}}
-            messages = [{"role": "user", "content": [block]}]
-            response = await client.post("/v1/messages", json={"model": "model", "max_tokens": 1, "messages": messages})
-            assert response.status_code == 200, response.text
-            assert response.json()["usage"]["cache_creation_input_tokens"] > 0
-
-    asyncio.run(main())
+        monkeypatch.setattr(PrefixKeeper, "begin", drain_first)
+        block = {"type": "text", "text": "Hello. " * 30, "cache_control": {"type": "ephemeral"}}
+        messages = [{"role": "user", "content": [block]}]
+        response = await client.post("/v1/messages", json={"model": "model", "max_tokens": 1, "messages": messages})
+        assert response.status_code == 200, response.text
+        assert response.json()["usage"]["cache_creation_input_tokens"] > 0
 
 
 @pytest.mark.parametrize(

@@ -95,7 +95,7 @@ def test_a_panic_in_the_tokenizer_fails_its_request_only(llm: LLM, monkeypatch: 
     serve(llm, scenario)
 
 
-def test_a_stuck_step_is_seen_and_fails_every_request(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_stuck_step_is_seen_and_fails_every_request(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     seconds, reached, release = [0.0], threading.Event(), threading.Event()
     schedule = llm.engine.scheduler.schedule
 
@@ -105,29 +105,25 @@ def test_a_stuck_step_is_seen_and_fails_every_request(llm: LLM, monkeypatch: pyt
         return schedule()
 
     monkeypatch.setattr(llm.engine.scheduler, "schedule", stuck)
-
-    async def main() -> None:
-        engine = AsyncLLM(llm)
-        engine._engine_thread._clock = lambda: seconds[0]
-        async with make_client(engine, config=ServerConfig(step_timeout=30.0)) as client:
-            in_the_step = asyncio.ensure_future(client.post("/v1/completions", json=BODY))
-            await asyncio.to_thread(reached.wait)
-            after_it = asyncio.ensure_future(client.post("/v1/completions", json=BODY))
-            seconds[0] = 30.0
-            assert (await client.get("/health")).status_code == 200
-            seconds[0] = 31.0
-            for path in ("/health", "/ready"):
-                assert (await client.get(path)).status_code == 503
-            await watch_engine(engine, 30.0)
-            for request in (in_the_step, after_it):
-                assert (await request).status_code == 500
-            assert "more than 30 seconds" in str(engine.death)
-            assert (await client.post("/v1/completions", json=BODY)).status_code == 500
-            await engine.shutdown()  # without waiting for the thread
-        release.set()
-        engine._engine_thread.stop(grace_seconds=0.0).result(600)
-
-    asyncio.run(main())
+    engine = AsyncLLM(llm)
+    engine._engine_thread._clock = lambda: seconds[0]
+    async with make_client(engine, config=ServerConfig(step_timeout=30.0)) as client:
+        in_the_step = asyncio.ensure_future(client.post("/v1/completions", json=BODY))
+        await asyncio.to_thread(reached.wait)
+        after_it = asyncio.ensure_future(client.post("/v1/completions", json=BODY))
+        seconds[0] = 30.0
+        assert (await client.get("/health")).status_code == 200
+        seconds[0] = 31.0
+        for path in ("/health", "/ready"):
+            assert (await client.get(path)).status_code == 503
+        await watch_engine(engine, 30.0)
+        for request in (in_the_step, after_it):
+            assert (await request).status_code == 500
+        assert "more than 30 seconds" in str(engine.death)
+        assert (await client.post("/v1/completions", json=BODY)).status_code == 500
+        await engine.shutdown()  # without waiting for the thread
+    release.set()
+    engine._engine_thread.stop(grace_seconds=0.0).result(600)
 
 
 @pytest.mark.parametrize("given", [math.inf, math.nan, 1e12, 0])
@@ -148,23 +144,19 @@ def test_a_watch_that_fails_is_logged(caplog: pytest.LogCaptureFixture, monkeypa
     assert "the engine is watched no longer" in caplog.text
 
 
-def test_an_engine_without_work_is_not_stuck(llm: LLM) -> None:
+async def test_an_engine_without_work_is_not_stuck(llm: LLM) -> None:
     seconds = [0.0]
-
-    async def main() -> None:
-        async with AsyncLLM(llm) as engine, make_client(engine) as client:
-            engine._engine_thread._clock = lambda: seconds[0]
-            assert (await client.post("/v1/completions", json=BODY)).status_code == 200
-            seconds[0] += 10_000
-            # The engine hears of the end of a request after its answer.
-            while engine.seconds_in_step:
-                await asyncio.sleep(0)
-            for method in ("GET", "HEAD"):
-                for path in ("/health", "/ready"):
-                    assert (await client.request(method, path)).status_code == 200
-            engine.start_draining()
-            # A server that finishes its work is alive: nobody should kill it.
-            assert (await client.get("/health")).status_code == 200
-            assert (await client.get("/ready")).status_code == 503
-
-    asyncio.run(main())
+    async with AsyncLLM(llm) as engine, make_client(engine) as client:
+        engine._engine_thread._clock = lambda: seconds[0]
+        assert (await client.post("/v1/completions", json=BODY)).status_code == 200
+        seconds[0] += 10_000
+        # The engine hears of the end of a request after its answer.
+        while engine.seconds_in_step:
+            await asyncio.sleep(0)
+        for method in ("GET", "HEAD"):
+            for path in ("/health", "/ready"):
+                assert (await client.request(method, path)).status_code == 200
+        engine.start_draining()
+        # A server that finishes its work is alive: nobody should kill it.
+        assert (await client.get("/health")).status_code == 200
+        assert (await client.get("/ready")).status_code == 503

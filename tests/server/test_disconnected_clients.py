@@ -66,56 +66,51 @@ def num_ended(service: Service) -> float:
 
 
 @pytest.mark.parametrize("path", REQUESTS)
-def test_who_leaves_while_the_tokenizer_is_busy_is_never_admitted(
+async def test_who_leaves_while_the_tokenizer_is_busy_is_never_admitted(
     llm: LLM, monkeypatch: pytest.MonkeyPatch, path: str
 ) -> None:
     go = threading.Event()
+    async with AsyncLLM(llm) as engine:
+        submitted: list[Any] = []
+        run_tokenizer = engine.run_tokenizer
+        gone = asyncio.Event()
 
-    async def main() -> None:
-        async with AsyncLLM(llm) as engine:
-            submitted: list[Any] = []
-            run_tokenizer = engine.run_tokenizer
-            gone = asyncio.Event()
+        async def run_and_leave(*arguments: Any, **options: Any) -> Any:
+            gone.set()
+            return await run_tokenizer(*arguments, **options)
 
-            async def run_and_leave(*arguments: Any, **options: Any) -> Any:
-                gone.set()
-                return await run_tokenizer(*arguments, **options)
+        async def note(*arguments: Any, **options: Any) -> Any:
+            submitted.append(arguments)
+            raise AssertionError
 
-            async def note(*arguments: Any, **options: Any) -> Any:
-                submitted.append(arguments)
-                raise AssertionError
-
-            busy = asyncio.create_task(run_tokenizer(lambda _: go.wait(), num_slots=0))
-            await asyncio.sleep(0)  # that is the first
-            monkeypatch.setattr(engine, "run_tokenizer", run_and_leave)
-            monkeypatch.setattr(engine, "submit", note)
-            service = make_service(engine, tenants=Tenants(["ann"]))
-            try:
-                await post(create_app(service), path, REQUESTS[path], "ann", gone)
-            finally:
-                go.set()
-            await busy
-            assert not submitted
-            assert num_ended(service) == 1
-
-    asyncio.run(main())
+        busy = asyncio.create_task(run_tokenizer(lambda _: go.wait(), num_slots=0))
+        await asyncio.sleep(0)  # that is the first
+        monkeypatch.setattr(engine, "run_tokenizer", run_and_leave)
+        monkeypatch.setattr(engine, "submit", note)
+        service = make_service(engine, tenants=Tenants(["ann"]))
+        try:
+            await post(create_app(service), path, REQUESTS[path], "ann", gone)
+        finally:
+            go.set()
+        await busy
+        assert not submitted
+        assert num_ended(service) == 1
 
 
-def test_who_leaves_while_grammars_are_compiled_is_charged_nothing(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def main() -> None:
-        async with AsyncLLM(llm) as engine:
-            gone = asyncio.Event()
+async def test_who_leaves_while_grammars_are_compiled_is_charged_nothing(
+    llm: LLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with AsyncLLM(llm) as engine:
+        gone = asyncio.Event()
 
-            async def leave_and_wait(*arguments: Any, **options: Any) -> Any:
-                gone.set()
-                await asyncio.Event().wait()
+        async def leave_and_wait(*arguments: Any, **options: Any) -> Any:
+            gone.set()
+            await asyncio.Event().wait()
 
-            monkeypatch.setattr(engine, "submit", leave_and_wait)
-            tenants = Tenants(keys={"ann": Key(sha256=hash_of("a"), tokens_per_minute=1000)})
-            service = make_service(engine, tenants=tenants, rate_limits=RateLimits(lambda: 0.0))
-            await post(create_app(service), "/v1/completions", {"prompt": "Hi"}, "a", gone)
-            (bucket,) = service.rate_limits._buckets.values()
-            assert bucket.level == 1000
-            assert num_ended(service) == 1
-
-    asyncio.run(main())
+        monkeypatch.setattr(engine, "submit", leave_and_wait)
+        tenants = Tenants(keys={"ann": Key(sha256=hash_of("a"), tokens_per_minute=1000)})
+        service = make_service(engine, tenants=tenants, rate_limits=RateLimits(lambda: 0.0))
+        await post(create_app(service), "/v1/completions", {"prompt": "Hi"}, "a", gone)
+        (bucket,) = service.rate_limits._buckets.values()
+        assert bucket.level == 1000
+        assert num_ended(service) == 1

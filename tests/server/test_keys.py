@@ -135,7 +135,7 @@ def test_who_is_let_in() -> None:
     assert not Tenants(keys={}).open_to_all
 
 
-def test_a_reload_replaces_the_keys_and_a_bad_file_changes_nothing(
+async def test_a_reload_replaces_the_keys_and_a_bad_file_changes_nothing(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     path = keys_file(tmp_path / "keys.toml", f'[keys.ann]\nsha256 = "{hash_of("a")}"')
@@ -145,27 +145,24 @@ def test_a_reload_replaces_the_keys_and_a_bad_file_changes_nothing(
     async def tell(shares: Mapping[str, TenantShare]) -> None:
         told.append(shares)
 
-    async def main() -> None:
-        reload = KeysReload(path, tenants, tell)
-        before = tenants.shares
-        keys_file(path, "[keys.bob]\nsha = 1")
-        reload()
-        path.rename(tmp_path / "away.toml")
-        reload()
-        errors = [record.message for record in caplog.records if record.levelno == logging.ERROR]
-        assert len(errors) == 2
-        assert "keys.bob.sha: unknown; did you mean sha256?" in errors[0]
-        assert tenants.shares == before
-        keys_file(path, f'[keys.bob]\nsha256 = "{hash_of("b")}"\nweight = 4.0')
-        reload()
-        await asyncio.sleep(0)
-        assert told == [tenants.shares]
-        assert [share.weight for share in told[0].values()] == [4.0]
-
-    asyncio.run(main())
+    reload = KeysReload(path, tenants, tell)
+    before = tenants.shares
+    keys_file(path, "[keys.bob]\nsha = 1")
+    reload()
+    path.rename(tmp_path / "away.toml")
+    reload()
+    errors = [record.message for record in caplog.records if record.levelno == logging.ERROR]
+    assert len(errors) == 2
+    assert "keys.bob.sha: unknown; did you mean sha256?" in errors[0]
+    assert tenants.shares == before
+    keys_file(path, f'[keys.bob]\nsha256 = "{hash_of("b")}"\nweight = 4.0')
+    reload()
+    await asyncio.sleep(0)
+    assert told == [tenants.shares]
+    assert [share.weight for share in told[0].values()] == [4.0]
 
 
-def test_a_reload_does_not_wait_for_an_earlier_one(tmp_path: Path) -> None:
+async def test_a_reload_does_not_wait_for_an_earlier_one(tmp_path: Path) -> None:
     """One replica that hung used to keep the next keys from all replicas, and from the queue, for two minutes."""
     path = tmp_path / "keys.toml"
     tenants = Tenants(keys={})
@@ -175,15 +172,12 @@ def test_a_reload_does_not_wait_for_an_earlier_one(tmp_path: Path) -> None:
         told.append([share.weight for share in shares.values()])
         await asyncio.Event().wait()
 
-    async def main() -> None:
-        reload = KeysReload(path, tenants, hang)
-        for weight in (2.0, 3.0):
-            keys_file(path, f'[keys.bob]\nsha256 = "{hash_of("b")}"\nweight = {weight}')
-            reload()
-        await asyncio.sleep(0)
-        assert told == [[2.0], [3.0]]
-
-    asyncio.run(main())
+    reload = KeysReload(path, tenants, hang)
+    for weight in (2.0, 3.0):
+        keys_file(path, f'[keys.bob]\nsha256 = "{hash_of("b")}"\nweight = {weight}')
+        reload()
+    await asyncio.sleep(0)
+    assert told == [[2.0], [3.0]]
 
 
 @pytest.mark.parametrize(
@@ -215,30 +209,26 @@ def test_shares_that_cannot_be_sent_are_one_line_of_the_log(
     assert not unhandled
 
 
-def test_what_a_removed_key_has_cached_is_cleared_by_its_name(llm: LLM) -> None:
+async def test_what_a_removed_key_has_cached_is_cleared_by_its_name(llm: LLM) -> None:
     """It could only be cleared with everybody's, and was left to whoever got the name next."""
+    tenants = Tenants(admin_key="admin", keys={"ann": entry("a"), "bob": entry("b")})
+    prompt = {"prompt": "Of all that was said that day, nothing was remembered.", "max_tokens": 1}
+    async with AsyncLLM(llm, tenants=tenants.shares) as engine, make_client(engine, tenants=tenants) as client:
 
-    async def main() -> None:
-        tenants = Tenants(admin_key="admin", keys={"ann": entry("a"), "bob": entry("b")})
-        prompt = {"prompt": "Of all that was said that day, nothing was remembered.", "max_tokens": 1}
-        async with AsyncLLM(llm, tenants=tenants.shares) as engine, make_client(engine, tenants=tenants) as client:
+        async def num_cached(key: str) -> int:
+            answer = await client.post("/v1/completions", json=prompt, headers=bearer(key))
+            return int(answer.json()["usage"]["prompt_tokens_details"]["cached_tokens"])
 
-            async def num_cached(key: str) -> int:
-                answer = await client.post("/v1/completions", json=prompt, headers=bearer(key))
-                return int(answer.json()["usage"]["prompt_tokens_details"]["cached_tokens"])
+        async def clear(**body: str) -> httpx.Response:
+            return await client.post("/admin/clear_cache", json=body, headers=bearer("admin"))
 
-            async def clear(**body: str) -> httpx.Response:
-                return await client.post("/admin/clear_cache", json=body, headers=bearer("admin"))
-
-            assert [await num_cached(key) > 0 for key in "aabb"] == [False, True, False, True]
-            tenants.replace_keys({"bob": entry("b")})
-            assert (await clear(api_key="ann")).status_code == 404
-            assert (await clear(key_name="ann")).json()["namespaces"] == 1
-            tenants.replace_keys({"ann": entry("c"), "bob": entry("b")})
-            assert await num_cached("c") == 0
-            assert await num_cached("b") > 0
-            assert (await clear(key_name="ann", api_key="bob")).status_code == 400
-        async with AsyncLLM(llm) as engine, make_client(engine, tenants=Tenants(["a"], "admin")) as client:
-            assert (await clear(key_name="ann")).json()["error"]["param"] == "key_name"
-
-    asyncio.run(main())
+        assert [await num_cached(key) > 0 for key in "aabb"] == [False, True, False, True]
+        tenants.replace_keys({"bob": entry("b")})
+        assert (await clear(api_key="ann")).status_code == 404
+        assert (await clear(key_name="ann")).json()["namespaces"] == 1
+        tenants.replace_keys({"ann": entry("c"), "bob": entry("b")})
+        assert await num_cached("c") == 0
+        assert await num_cached("b") > 0
+        assert (await clear(key_name="ann", api_key="bob")).status_code == 400
+    async with AsyncLLM(llm) as engine, make_client(engine, tenants=Tenants(["a"], "admin")) as client:
+        assert (await clear(key_name="ann")).json()["error"]["param"] == "key_name"

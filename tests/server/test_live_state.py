@@ -137,32 +137,28 @@ def test_without_keys_strangers_from_elsewhere_see_no_prompts(default_llm: LLM) 
     assert '"trees":[]' in text
 
 
-def test_nobody_waits_for_what_another_has_the_tokenizer_do(llm: LLM) -> None:
+async def test_nobody_waits_for_what_another_has_the_tokenizer_do(llm: LLM) -> None:
     """One lock of all tenants used to be held while one of them waited behind a hundred long texts of its own."""
+    tenants, may_go_on = Tenants(["ann", "bob"]), asyncio.Event()
+    ann = tenants.by_api_key("ann").name
+    async with AsyncLLM(llm) as engine, make_client(engine, tenants=tenants) as client:
+        run_tokenizer = engine.run_tokenizer
 
-    async def main() -> None:
-        tenants, may_go_on = Tenants(["ann", "bob"]), asyncio.Event()
-        ann = tenants.by_api_key("ann").name
-        async with AsyncLLM(llm) as engine, make_client(engine, tenants=tenants) as client:
-            run_tokenizer = engine.run_tokenizer
+        async def held_up(function: Any, *, tenant: str = "", num_slots: int = 1) -> Any:
+            if tenant == ann:
+                waiting.set()
+                await may_go_on.wait()
+            return await run_tokenizer(function, tenant=tenant, num_slots=num_slots)
 
-            async def held_up(function: Any, *, tenant: str = "", num_slots: int = 1) -> Any:
-                if tenant == ann:
-                    waiting.set()
-                    await may_go_on.wait()
-                return await run_tokenizer(function, tenant=tenant, num_slots=num_slots)
+        def get(key: str) -> asyncio.Future[httpx.Response]:
+            return asyncio.ensure_future(client.get("/live", headers=bearer(key)))
 
-            def get(key: str) -> asyncio.Future[httpx.Response]:
-                return asyncio.ensure_future(client.get("/live", headers=bearer(key)))
-
-            waiting = asyncio.Event()
-            engine.run_tokenizer = held_up  # type: ignore[method-assign]
-            first = get("ann")
-            await waiting.wait()
-            async with asyncio.timeout(HANGING):
-                assert (await get("bob")).status_code == 200
-            assert not first.done()
-            may_go_on.set()
-            assert (await first).status_code == 200
-
-    asyncio.run(main())
+        waiting = asyncio.Event()
+        engine.run_tokenizer = held_up  # type: ignore[method-assign]
+        first = get("ann")
+        await waiting.wait()
+        async with asyncio.timeout(HANGING):
+            assert (await get("bob")).status_code == 200
+        assert not first.done()
+        may_go_on.set()
+        assert (await first).status_code == 200

@@ -48,7 +48,7 @@ def test_64_streams_at_once_get_the_library_s_answers(default_server: ServerProc
     assert metrics["radixkv:num_steps_total"] - steps < 320
 
 
-def test_clients_that_disconnect_at_random_moments(default_server: ServerProcess) -> None:
+async def test_clients_that_disconnect_at_random_moments(default_server: ServerProcess) -> None:
     rng = random.Random(3)
     bodies = [
         {"messages": messages, "max_tokens": 400, "ignore_eos": True, **options}
@@ -71,14 +71,11 @@ def test_clients_that_disconnect_at_random_moments(default_server: ServerProcess
         except TimeoutError:
             pass
 
-    async def main() -> None:
-        headers = {"Authorization": f"Bearer {TENANT_A}"}
-        async with httpx.AsyncClient(base_url=default_server.url, headers=headers, timeout=600) as client:
-            await asyncio.gather(
-                *(visit(client, body, rng.uniform(0, 3), rng.choice([0, 1, 2, 5, 1000])) for body in bodies)
-            )
-
-    asyncio.run(main())
+    headers = {"Authorization": f"Bearer {TENANT_A}"}
+    async with httpx.AsyncClient(base_url=default_server.url, headers=headers, timeout=600) as client:
+        await asyncio.gather(
+            *(visit(client, body, rng.uniform(0, 3), rng.choice([0, 1, 2, 5, 1000])) for body in bodies)
+        )
     # The fixture waits until all of them have left the engine, and verifies the cache.
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import time
 from pathlib import Path
@@ -78,7 +77,7 @@ def test_the_dashboard_queries_metrics_that_exist(server: ServerProcess) -> None
         assert set(names) <= found
 
 
-def test_all_times_of_a_request_count_from_its_arrival(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_all_times_of_a_request_count_from_its_arrival(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     """They left out the wait for the tokenizer and for grammars to be compiled, which others' requests may make long."""
     arrivals: list[float] = []
 
@@ -87,39 +86,35 @@ def test_all_times_of_a_request_count_from_its_arrival(llm: LLM, monkeypatch: py
         return RequestTimer(metrics, arrival)
 
     monkeypatch.setattr(time_limits, "RequestTimer", note_timer)
+    async with AsyncLLM(llm) as engine, make_client(engine) as client:
+        asked: list[float] = []
+        run_tokenizer, submit = engine.run_tokenizer, engine.submit
 
-    async def main() -> None:
-        async with AsyncLLM(llm) as engine, make_client(engine) as client:
-            asked: list[float] = []
-            run_tokenizer, submit = engine.run_tokenizer, engine.submit
+        async def note_and_run(*arguments: Any, **options: Any) -> Any:
+            asked.append(time.monotonic())
+            return await run_tokenizer(*arguments, **options)
 
-            async def note_and_run(*arguments: Any, **options: Any) -> Any:
-                asked.append(time.monotonic())
-                return await run_tokenizer(*arguments, **options)
+        async def submit_and_note(*arguments: Any, **options: Any) -> Any:
+            (stream,) = await submit(*arguments, **options)
+            assert stream.request is not None
+            arrivals.append(stream.request.metrics.arrival_time)
+            return [stream]
 
-            async def submit_and_note(*arguments: Any, **options: Any) -> Any:
-                (stream,) = await submit(*arguments, **options)
-                assert stream.request is not None
-                arrivals.append(stream.request.metrics.arrival_time)
-                return [stream]
-
-            monkeypatch.setattr(engine, "run_tokenizer", note_and_run)
-            monkeypatch.setattr(engine, "submit", submit_and_note)
-            messages = [{"role": "user", "content": "Hi"}]
-            for path, body in (
-                ("/v1/completions", {"prompt": "Hi"}),
-                ("/v1/chat/completions", {"messages": messages}),
-                ("/v1/messages", {"model": "model", "messages": messages}),
-            ):
-                arrivals.clear()
-                asked.clear()
-                (await client.post(path, json={**body, "max_tokens": 1})).raise_for_status()
-                of_timer, of_request = arrivals
-                assert of_timer == of_request <= asked[0]
-            async for output in engine.generate("Hi"):
-                assert output.metrics.arrival_time <= asked[-1]
-
-    asyncio.run(main())
+        monkeypatch.setattr(engine, "run_tokenizer", note_and_run)
+        monkeypatch.setattr(engine, "submit", submit_and_note)
+        messages = [{"role": "user", "content": "Hi"}]
+        for path, body in (
+            ("/v1/completions", {"prompt": "Hi"}),
+            ("/v1/chat/completions", {"messages": messages}),
+            ("/v1/messages", {"model": "model", "messages": messages}),
+        ):
+            arrivals.clear()
+            asked.clear()
+            (await client.post(path, json={**body, "max_tokens": 1})).raise_for_status()
+            of_timer, of_request = arrivals
+            assert of_timer == of_request <= asked[0]
+        async for output in engine.generate("Hi"):
+            assert output.metrics.arrival_time <= asked[-1]
 
 
 @pytest.mark.parametrize("sizes", [[1, 1, 1, 1], [4], [2, 2], [1, 3], [3, 1]])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import resource
 
 import pytest
@@ -11,65 +10,53 @@ from support.client_connections import HEAD, Connection
 from radixkv.server.transport.open_connections import OpenConnections, possible_connections
 
 
-def test_of_too_many_connections_those_without_a_request_are_closed() -> None:
+async def test_of_too_many_connections_those_without_a_request_are_closed() -> None:
     """A few thousand that sent nothing used to take all of the process's file descriptors, and nobody else could connect."""
-
-    async def main() -> None:
-        everyone = OpenConnections(max_connections=3)
-        working, waiting, silent = (Connection(everyone) for _ in range(3))
-        await working.send(HEAD + b"123456789")
-        await waiting.send(HEAD + b"123456789")
-        waiting.may_answer.set()
-        await waiting.settle()
-        fourth = Connection(everyone)
-        assert [each.transport.aborted for each in (working, waiting, silent)] == [False, False, True]
-        silent.protocol.connection_lost(None)
-        fifth = Connection(everyone)
-        assert [each.transport.aborted for each in (working, waiting, fourth)] == [False, True, False]
-        waiting.protocol.connection_lost(None)
-        await fourth.send(HEAD + b"123456789")
-        await fifth.send(HEAD + b"123456789")
-        assert Connection(everyone).transport.aborted
-        assert not any(each.transport.aborted for each in (working, fourth, fifth))
-
-    asyncio.run(main())
+    everyone = OpenConnections(max_connections=3)
+    working, waiting, silent = (Connection(everyone) for _ in range(3))
+    await working.send(HEAD + b"123456789")
+    await waiting.send(HEAD + b"123456789")
+    waiting.may_answer.set()
+    await waiting.settle()
+    fourth = Connection(everyone)
+    assert [each.transport.aborted for each in (working, waiting, silent)] == [False, False, True]
+    silent.protocol.connection_lost(None)
+    fifth = Connection(everyone)
+    assert [each.transport.aborted for each in (working, waiting, fourth)] == [False, True, False]
+    waiting.protocol.connection_lost(None)
+    await fourth.send(HEAD + b"123456789")
+    await fifth.send(HEAD + b"123456789")
+    assert Connection(everyone).transport.aborted
+    assert not any(each.transport.aborted for each in (working, fourth, fifth))
 
 
-def test_of_many_connections_at_once_as_many_are_closed() -> None:
+async def test_of_many_connections_at_once_as_many_are_closed() -> None:
     """All those accepted in one turn of the event loop used to close the same one, and the others stayed."""
-
-    async def main() -> None:
-        everyone = OpenConnections(max_connections=3)
-        burst = [Connection(everyone) for _ in range(7)]
-        assert [each.transport.aborted for each in burst] == [True] * 4 + [False] * 3
-        for each in burst[:4]:
-            each.protocol.connection_lost(None)
-        assert Connection(everyone).transport.aborted is False
-        assert [each.transport.aborted for each in burst[4:]] == [True, False, False]
-
-    asyncio.run(main())
+    everyone = OpenConnections(max_connections=3)
+    burst = [Connection(everyone) for _ in range(7)]
+    assert [each.transport.aborted for each in burst] == [True] * 4 + [False] * 3
+    for each in burst[:4]:
+        each.protocol.connection_lost(None)
+    assert Connection(everyone).transport.aborted is False
+    assert [each.transport.aborted for each in burst[4:]] == [True, False, False]
 
 
-def test_of_too_much_that_is_not_read_the_oldest_is_dropped() -> None:
+async def test_of_too_much_that_is_not_read_the_oldest_is_dropped() -> None:
     """Unread answers used to fill the memory: the size of each was bounded, but not their number."""
-
-    async def main() -> None:
-        everyone = OpenConnections(max_unsent_bytes=100)
-        clients = [Connection(everyone) for _ in range(4)]
-        for client in clients:
-            client.transport.unsent = 40
-        for client in clients[:2]:
-            client.protocol.pause_writing()
-        clients[0].protocol.resume_writing()
-        for client in clients[2:]:
-            client.protocol.pause_writing()
-        assert [client.transport.aborted for client in clients] == [False, True, False, False]
-        clients[1].protocol.connection_lost(None)
-        clients[3].protocol.resume_writing()
-        clients[0].protocol.pause_writing()
-        assert not clients[2].transport.aborted
-
-    asyncio.run(main())
+    everyone = OpenConnections(max_unsent_bytes=100)
+    clients = [Connection(everyone) for _ in range(4)]
+    for client in clients:
+        client.transport.unsent = 40
+    for client in clients[:2]:
+        client.protocol.pause_writing()
+    clients[0].protocol.resume_writing()
+    for client in clients[2:]:
+        client.protocol.pause_writing()
+    assert [client.transport.aborted for client in clients] == [False, True, False, False]
+    clients[1].protocol.connection_lost(None)
+    clients[3].protocol.resume_writing()
+    clients[0].protocol.pause_writing()
+    assert not clients[2].transport.aborted
 
 
 def test_the_limit_of_open_files_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -49,34 +49,31 @@ def usage_of(result: Any) -> tuple[int, int, int]:
 
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
 @pytest.mark.parametrize("body", [chat, response])
-def test_a_marked_prefix_survives_what_evicts_everything_else(
+async def test_a_marked_prefix_survives_what_evicts_everything_else(
     llm: LLM, body: Callable[..., dict[str, Any]], stream: bool
 ) -> None:
-    async def main() -> None:
-        async with AsyncLLM(llm) as engine, make_client(engine) as http:
-            client = openai.AsyncOpenAI(api_key="x", base_url="http://localhost/v1", http_client=http)
+    async with AsyncLLM(llm) as engine, make_client(engine) as http:
+        client = openai.AsyncOpenAI(api_key="x", base_url="http://localhost/v1", http_client=http)
 
-            async def ask(fields: dict[str, Any]) -> tuple[int, int, int]:
-                create: Any = client.chat.completions.create if body is chat else client.responses.create
-                if not stream:
-                    return usage_of(await create(**fields))
-                options = {"stream_options": {"include_usage": True}} if body is chat else {}
-                async for event in await create(**fields, **options, stream=True):
-                    last = event
-                return usage_of(last if body is chat else last.response)
+        async def ask(fields: dict[str, Any]) -> tuple[int, int, int]:
+            create: Any = client.chat.completions.create if body is chat else client.responses.create
+            if not stream:
+                return usage_of(await create(**fields))
+            options = {"stream_options": {"include_usage": True}} if body is chat else {}
+            async for event in await create(**fields, **options, stream=True):
+                last = event
+            return usage_of(last if body is chat else last.response)
 
-            total, cached, written = await ask(body("What colour is grass?"))
-            assert cached == 0
-            # All whole blocks of the system prompt: it ends a few tokens before the question.
-            assert total - 48 < written < total
-            assert written % 16 == 0
-            await engine.call(lambda engine: leave(engine.cache, [7] * 16 * engine.cache.num_available_blocks))
-            assert await ask(body("And of snow?")) == (pytest.approx(total, abs=8), written, 0)
-            pins, now = await engine.call(lambda engine: (engine.cache.pins(), engine.cache.now()))
-            assert [pin.num_tokens for pin in pins] == [written]
-            assert 1700 < pins[0].expires_at - now <= 1800
-
-    asyncio.run(main())
+        total, cached, written = await ask(body("What colour is grass?"))
+        assert cached == 0
+        # All whole blocks of the system prompt: it ends a few tokens before the question.
+        assert total - 48 < written < total
+        assert written % 16 == 0
+        await engine.call(lambda engine: leave(engine.cache, [7] * 16 * engine.cache.num_available_blocks))
+        assert await ask(body("And of snow?")) == (pytest.approx(total, abs=8), written, 0)
+        pins, now = await engine.call(lambda engine: (engine.cache.pins(), engine.cache.now()))
+        assert [pin.num_tokens for pin in pins] == [written]
+        assert 1700 < pins[0].expires_at - now <= 1800
 
 
 def test_a_request_says_how_long_and_a_mark_says_otherwise() -> None:
@@ -134,32 +131,28 @@ def test_marks_in_a_response_are_where_its_messages_are() -> None:
     assert conversation_breakpoints(ResponseRequest.model_validate({"input": "a"}), None) == []
 
 
-def test_a_conversation_that_goes_on_keeps_what_it_has_marked(llm: LLM) -> None:
+async def test_a_conversation_that_goes_on_keeps_what_it_has_marked(llm: LLM) -> None:
     """Only the first request has the mark: its prefix used to be evicted half an hour later, however often it was used."""
     explicit = {"prompt_cache_options": {"mode": "explicit"}}
+    async with AsyncLLM(llm) as engine, make_client(engine) as http:
 
-    async def main() -> None:
-        async with AsyncLLM(llm) as engine, make_client(engine) as http:
+        async def ask(**fields: Any) -> dict[str, Any]:
+            answer = await http.post("/v1/responses", json={"model": "model", "max_output_tokens": 2, **fields})
+            assert answer.status_code == 200, answer.text
+            return answer.json()  # type: ignore[no-any-return]
 
-            async def ask(**fields: Any) -> dict[str, Any]:
-                answer = await http.post("/v1/responses", json={"model": "model", "max_output_tokens": 2, **fields})
-                assert answer.status_code == 200, answer.text
-                return answer.json()  # type: ignore[no-any-return]
+        async def expires_at() -> float:
+            (pin,) = await engine.call(lambda engine: engine.cache.pins())
+            assert pin.expires_at is not None
+            return pin.expires_at
 
-            async def expires_at() -> float:
-                (pin,) = await engine.call(lambda engine: engine.cache.pins())
-                assert pin.expires_at is not None
-                return pin.expires_at
-
-            first = await ask(**{**response("Why?", **explicit), "store": True, "instructions": "Be kind."})
-            expires_first = await expires_at()
-            kept = first["usage"]["input_tokens_details"]["cache_write_tokens"]
-            assert kept > 100
-            second = await ask(input="And?", previous_response_id=first["id"], instructions="Be kind.", **explicit)
-            assert second["usage"]["input_tokens_details"]["cached_tokens"] >= kept
-            assert await expires_at() > expires_first
-
-    asyncio.run(main())
+        first = await ask(**{**response("Why?", **explicit), "store": True, "instructions": "Be kind."})
+        expires_first = await expires_at()
+        kept = first["usage"]["input_tokens_details"]["cache_write_tokens"]
+        assert kept > 100
+        second = await ask(input="And?", previous_response_id=first["id"], instructions="Be kind.", **explicit)
+        assert second["usage"]["input_tokens_details"]["cached_tokens"] >= kept
+        assert await expires_at() > expires_first
 
 
 ENDS_WITH_USER = (
@@ -188,67 +181,57 @@ def test_a_mark_keeps_all_before_it_whatever_the_template_does_at_the_end(templa
 
 
 @pytest.mark.parametrize("body", [chat, response])
-def test_without_a_mark_an_explicit_request_uses_no_cache(llm: LLM, body: Callable[..., dict[str, Any]]) -> None:
+async def test_without_a_mark_an_explicit_request_uses_no_cache(llm: LLM, body: Callable[..., dict[str, Any]]) -> None:
     path = "/v1/chat/completions" if body is chat else "/v1/responses"
+    async with AsyncLLM(llm) as engine, make_client(engine) as http:
 
-    async def main() -> None:
-        async with AsyncLLM(llm) as engine, make_client(engine) as http:
+        async def num_cached(**fields: Any) -> int:
+            answer = await http.post(path, json=body("Why?", **fields))
+            assert answer.status_code == 200, answer.text
+            usage = answer.json()["usage"]
+            details: dict[str, int] = usage.get("prompt_tokens_details") or usage["input_tokens_details"]
+            assert details.get("cache_write_tokens", 0) == 0
+            return details["cached_tokens"]
 
-            async def num_cached(**fields: Any) -> int:
-                answer = await http.post(path, json=body("Why?", **fields))
-                assert answer.status_code == 200, answer.text
-                usage = answer.json()["usage"]
-                details: dict[str, int] = usage.get("prompt_tokens_details") or usage["input_tokens_details"]
-                assert details.get("cache_write_tokens", 0) == 0
-                return details["cached_tokens"]
-
-            explicit = {"prompt_cache_options": {"mode": "explicit"}}
-            assert await num_cached(**explicit, mark={}) == 0
-            assert await num_cached(mark={}) == 0  # nothing was written
-            assert await num_cached(mark={}) > 100
-            assert await num_cached(**explicit, mark={}) == 0
-            implicit = {"prompt_cache_options": {"mode": "implicit", "ttl": "30m"}}
-            assert await num_cached(**implicit, mark={}) > 100
-            assert await engine.call(lambda engine: engine.cache.pins()) == []
-
-    asyncio.run(main())
+        explicit = {"prompt_cache_options": {"mode": "explicit"}}
+        assert await num_cached(**explicit, mark={}) == 0
+        assert await num_cached(mark={}) == 0  # nothing was written
+        assert await num_cached(mark={}) > 100
+        assert await num_cached(**explicit, mark={}) == 0
+        implicit = {"prompt_cache_options": {"mode": "implicit", "ttl": "30m"}}
+        assert await num_cached(**implicit, mark={}) > 100
+        assert await engine.call(lambda engine: engine.cache.pins()) == []
 
 
-def test_nothing_is_said_to_be_kept_where_there_is_no_room(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def main() -> None:
-        async with AsyncLLM(llm) as engine, make_client(engine) as http:
+async def test_nothing_is_said_to_be_kept_where_there_is_no_room(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with AsyncLLM(llm) as engine, make_client(engine) as http:
 
-            async def no_room(*arguments: Any) -> int:
-                return 0
+        async def no_room(*arguments: Any) -> int:
+            return 0
 
-            monkeypatch.setattr(engine, "keep", no_room)
-            answer = await http.post("/v1/chat/completions", json=chat("Why?"))
-            assert answer.json()["usage"]["prompt_tokens_details"]["cache_write_tokens"] == 0
-
-    asyncio.run(main())
+        monkeypatch.setattr(engine, "keep", no_room)
+        answer = await http.post("/v1/chat/completions", json=chat("Why?"))
+        assert answer.json()["usage"]["prompt_tokens_details"]["cache_write_tokens"] == 0
 
 
-def test_pinning_ends_with_the_request_that_asks_for_it(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def main() -> None:
-        async with AsyncLLM(llm) as engine, make_client(engine) as http:
-            begun, cancelled = asyncio.Event(), asyncio.Event()
+async def test_pinning_ends_with_the_request_that_asks_for_it(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with AsyncLLM(llm) as engine, make_client(engine) as http:
+        begun, cancelled = asyncio.Event(), asyncio.Event()
 
-            async def never(*arguments: Any) -> int:
-                begun.set()
-                try:
-                    await asyncio.Event().wait()
-                finally:
-                    cancelled.set()
-                raise AssertionError
+        async def never(*arguments: Any) -> int:
+            begun.set()
+            try:
+                await asyncio.Event().wait()
+            finally:
+                cancelled.set()
+            raise AssertionError
 
-            monkeypatch.setattr(engine, "keep", never)
-            request = asyncio.ensure_future(http.post("/v1/chat/completions", json=chat("Why?")))
-            async with asyncio.timeout(HANGING):
-                await begun.wait()
-                request.cancel()
-                await cancelled.wait()
-
-    asyncio.run(main())
+        monkeypatch.setattr(engine, "keep", never)
+        request = asyncio.ensure_future(http.post("/v1/chat/completions", json=chat("Why?")))
+        async with asyncio.timeout(HANGING):
+            await begun.wait()
+            request.cancel()
+            await cancelled.wait()
 
 
 @pytest.mark.parametrize(
@@ -261,12 +244,11 @@ def test_pinning_ends_with_the_request_that_asks_for_it(llm: LLM, monkeypatch: p
         ({}, {"prompt_cache_options": {"ttl": "1h"}}, "prompt_cache_options"),
     ],
 )
-def test_impossible_values_are_refused(llm: LLM, mark: dict[str, Any], options: dict[str, Any], param: str) -> None:
-    async def main() -> None:
-        async with AsyncLLM(llm) as engine, make_client(engine) as http:
-            for path, body in (("/v1/chat/completions", chat), ("/v1/responses", response)):
-                answer = await http.post(path, json=body("Why?", mark=mark, **options))
-                assert answer.status_code == 400, answer.text
-                assert param in answer.json()["error"]["message"]
-
-    asyncio.run(main())
+async def test_impossible_values_are_refused(
+    llm: LLM, mark: dict[str, Any], options: dict[str, Any], param: str
+) -> None:
+    async with AsyncLLM(llm) as engine, make_client(engine) as http:
+        for path, body in (("/v1/chat/completions", chat), ("/v1/responses", response)):
+            answer = await http.post(path, json=body("Why?", mark=mark, **options))
+            assert answer.status_code == 400, answer.text
+            assert param in answer.json()["error"]["message"]

@@ -309,24 +309,20 @@ def test_explanations_are_bounded_and_cost_nobody_who_is_refused_a_step(
     serve(llm, scenario, tenants=tenants, rate_limits=limits)
 
 
-def test_a_key_that_is_removed_while_its_request_is_prepared_keeps_its_limits(llm: LLM) -> None:
+async def test_a_key_that_is_removed_while_its_request_is_prepared_keeps_its_limits(llm: LLM) -> None:
     tenants = Tenants(keys={"ann": entry("a", max_tokens=10)})
+    async with AsyncLLM(llm, tenants=tenants.shares) as engine, make_client(engine, tenants=tenants) as client:
+        run_tokenizer = engine.run_tokenizer
 
-    async def main() -> None:
-        async with AsyncLLM(llm, tenants=tenants.shares) as engine, make_client(engine, tenants=tenants) as client:
-            run_tokenizer = engine.run_tokenizer
+        async def remove_key_and_tokenize(*arguments: Any, **options: Any) -> Any:
+            tenants.replace_keys({})
+            return await run_tokenizer(*arguments, **options)
 
-            async def remove_key_and_tokenize(*arguments: Any, **options: Any) -> Any:
-                tenants.replace_keys({})
-                return await run_tokenizer(*arguments, **options)
-
-            engine.run_tokenizer = remove_key_and_tokenize  # type: ignore[method-assign]
-            for path, prompt in (
-                ("/v1/completions", {"prompt": "a"}),
-                ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a"}]}),
-            ):
-                tenants.replace_keys({"ann": entry("a", max_tokens=10)})
-                refused = await client.post(path, json=prompt | {"max_tokens": 11}, headers=bearer("a"))
-                assert (refused.status_code, refused.json()["error"]["param"]) == (400, "max_tokens"), refused.text
-
-    asyncio.run(main())
+        engine.run_tokenizer = remove_key_and_tokenize  # type: ignore[method-assign]
+        for path, prompt in (
+            ("/v1/completions", {"prompt": "a"}),
+            ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a"}]}),
+        ):
+            tenants.replace_keys({"ann": entry("a", max_tokens=10)})
+            refused = await client.post(path, json=prompt | {"max_tokens": 11}, headers=bearer("a"))
+            assert (refused.status_code, refused.json()["error"]["param"]) == (400, "max_tokens"), refused.text

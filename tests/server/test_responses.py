@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import itertools
 import json
 from typing import Any, Literal, cast
@@ -273,39 +272,36 @@ def test_what_was_written_before_a_crash_is_in_the_failed_response(llm: LLM, mon
     serve(llm, scenario)
 
 
-def test_openai_s_own_client(llm: LLM) -> None:
+async def test_openai_s_own_client(llm: LLM) -> None:
     class Answer(BaseModel):
         colour: Literal["red", "green"]
 
-    async def main() -> None:
-        async with AsyncLLM(llm) as engine:
-            transport = httpx2.ASGITransport(create_app(make_service(engine)))
-            async with openai.AsyncOpenAI(
-                base_url="http://localhost/v1",
-                api_key="none",
-                max_retries=0,
-                http_client=openai.DefaultAsyncHttpxClient(transport=transport),
-            ) as client:
-                options: Any = {"model": "model", "max_output_tokens": 12, "temperature": 0}
-                whole = await client.responses.create(input="Name three colours.", **options)
-                async with client.responses.stream(input="Name three colours.", **options) as stream:
-                    events = [event async for event in stream]
-                assert events[-1].type == "response.incomplete"
-                assert events[-1].response.output_text == whole.output_text != ""
-                assert (await client.responses.retrieve(whole.id, stream=False)).output_text == whole.output_text
-                for refused in ({"stream": True}, {"starting_after": 1}):
-                    with pytest.raises(openai.BadRequestError, match="not supported") as error:
-                        await client.responses.retrieve(whole.id, **cast(Any, refused))
-                    assert error.value.param in refused
-                options["max_output_tokens"] = 30
-                parsed = await client.responses.parse(
-                    input="Which?", text_format=Answer, previous_response_id=whole.id, **options
-                )
-                assert isinstance(parsed.output_parsed, Answer)
-                history: Any = [{"role": "user", "content": "Which?"}, *parsed.model_dump()["output"]]
-                await client.responses.create(input=[*history, {"role": "user", "content": "And?"}], **options)
-                await client.responses.delete(whole.id)
-                with pytest.raises(openai.NotFoundError, match="no response"):
-                    await client.responses.create(input="And?", previous_response_id=whole.id, **options)
-
-    asyncio.run(main())
+    async with AsyncLLM(llm) as engine:
+        transport = httpx2.ASGITransport(create_app(make_service(engine)))
+        async with openai.AsyncOpenAI(
+            base_url="http://localhost/v1",
+            api_key="none",
+            max_retries=0,
+            http_client=openai.DefaultAsyncHttpxClient(transport=transport),
+        ) as client:
+            options: Any = {"model": "model", "max_output_tokens": 12, "temperature": 0}
+            whole = await client.responses.create(input="Name three colours.", **options)
+            async with client.responses.stream(input="Name three colours.", **options) as stream:
+                events = [event async for event in stream]
+            assert events[-1].type == "response.incomplete"
+            assert events[-1].response.output_text == whole.output_text != ""
+            assert (await client.responses.retrieve(whole.id, stream=False)).output_text == whole.output_text
+            for refused in ({"stream": True}, {"starting_after": 1}):
+                with pytest.raises(openai.BadRequestError, match="not supported") as error:
+                    await client.responses.retrieve(whole.id, **cast(Any, refused))
+                assert error.value.param in refused
+            options["max_output_tokens"] = 30
+            parsed = await client.responses.parse(
+                input="Which?", text_format=Answer, previous_response_id=whole.id, **options
+            )
+            assert isinstance(parsed.output_parsed, Answer)
+            history: Any = [{"role": "user", "content": "Which?"}, *parsed.model_dump()["output"]]
+            await client.responses.create(input=[*history, {"role": "user", "content": "And?"}], **options)
+            await client.responses.delete(whole.id)
+            with pytest.raises(openai.NotFoundError, match="no response"):
+                await client.responses.create(input="And?", previous_response_id=whole.id, **options)

@@ -67,21 +67,17 @@ def test_in_the_queue(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     assert errors(llm, ServerConfig(queue_timeout=SOON), prompt=[[7], [8]], streams=(False,)) == [expected]
 
 
-def test_in_the_queue_while_a_step_takes_longer(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_in_the_queue_while_a_step_takes_longer(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     """The limit took effect when the step had ended: between two steps, the engine was asked how far the request was."""
     monkeypatch.setattr(llm.engine, "step", llm.engine.step)  # so that it is held during this test only
-
-    async def main() -> None:
-        async with AsyncLLM(llm) as engine, make_client(engine, config=ServerConfig(queue_timeout=SOON)) as client:
-            steps = await engine.call(HeldSteps)
-            try:
-                response = await asyncio.wait_for(client.post("/v1/completions", json=BODY), HANGING)
-            finally:
-                steps.allow_all()
-            assert response.status_code == 504
-            assert "waited in the queue" in response.text
-
-    asyncio.run(main())
+    async with AsyncLLM(llm) as engine, make_client(engine, config=ServerConfig(queue_timeout=SOON)) as client:
+        steps = await engine.call(HeldSteps)
+        try:
+            response = await asyncio.wait_for(client.post("/v1/completions", json=BODY), HANGING)
+        finally:
+            steps.allow_all()
+        assert response.status_code == 504
+        assert "waited in the queue" in response.text
 
 
 def test_of_equal_limits_that_of_the_queue_counts_first(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -96,25 +92,21 @@ def test_of_equal_limits_that_of_the_queue_counts_first(llm: LLM, monkeypatch: p
     ("path", "fields"),
     [("/v1/completions", BODY), ("/v1/chat/completions", {"messages": [{"role": "user", "content": "Hi"}]})],
 )
-def test_in_the_queue_to_be_tokenized(llm: LLM, path: str, fields: dict[str, Any]) -> None:
+async def test_in_the_queue_to_be_tokenized(llm: LLM, path: str, fields: dict[str, Any]) -> None:
     """The limits began after it, and others' long texts could keep a request there for as long as they took."""
     go = threading.Event()
-
-    async def main() -> None:
-        async with AsyncLLM(llm) as engine, make_client(engine, config=ServerConfig(queue_timeout=SOON)) as client:
-            others = asyncio.create_task(engine.run_tokenizer(lambda _: go.wait(), num_slots=0))
-            await asyncio.sleep(0)  # theirs is the first
-            try:
-                response = await asyncio.wait_for(client.post(path, json=fields), HANGING)
-            finally:
-                go.set()
-            await others
-            assert response.status_code == 504
-            expected = f"the request waited in the queue for {SOON} seconds, which is the limit"
-            assert response.json()["error"]["message"] == expected
-            assert engine.num_unfinished == 0
-
-    asyncio.run(main())
+    async with AsyncLLM(llm) as engine, make_client(engine, config=ServerConfig(queue_timeout=SOON)) as client:
+        others = asyncio.create_task(engine.run_tokenizer(lambda _: go.wait(), num_slots=0))
+        await asyncio.sleep(0)  # theirs is the first
+        try:
+            response = await asyncio.wait_for(client.post(path, json=fields), HANGING)
+        finally:
+            go.set()
+        await others
+        assert response.status_code == 504
+        expected = f"the request waited in the queue for {SOON} seconds, which is the limit"
+        assert response.json()["error"]["message"] == expected
+        assert engine.num_unfinished == 0
 
 
 MARKED: dict[str, Any] = {"content": [{"type": "text", "text": "Hi", "cache_control": {"type": "ephemeral"}}]}
@@ -171,7 +163,7 @@ def test_in_all(llm: LLM) -> None:
 
 
 @pytest.mark.parametrize("stage", ["tokenizing", "admission", "queue", "total"])
-def test_each_choice_is_counted_as_aborted(llm: LLM, monkeypatch: pytest.MonkeyPatch, stage: str) -> None:
+async def test_each_choice_is_counted_as_aborted(llm: LLM, monkeypatch: pytest.MonkeyPatch, stage: str) -> None:
     """Before a prompt is queued it counts once, as nobody has checked yet how many choices it may have."""
     watch, queued = Deadlines.watch, stage in ("queue", "total")
 
@@ -184,23 +176,20 @@ def test_each_choice_is_counted_as_aborted(llm: LLM, monkeypatch: pytest.MonkeyP
     async def never(*arguments: Any, **options: Any) -> Any:
         await asyncio.Event().wait()
 
-    async def main() -> None:
-        async with AsyncLLM(llm) as engine, make_client(engine) as client:
-            if stage == "tokenizing":
-                monkeypatch.setattr(engine, "run_tokenizer", never)
-            elif stage == "admission":
-                monkeypatch.setattr(engine, "submit", never)
-            elif stage == "queue":
-                monkeypatch.setattr(llm.engine.scheduler, "schedule", list)  # admits nobody
-            body = {**BODY, "prompt": [[7], [8]], "n": 2 if queued else 10**12, "temperature": 1}
-            body["timeout"] = 900 if queued else SOON
-            assert (await client.post("/v1/completions", json=body)).status_code == 504
-            lines = (await client.get("/metrics")).text.splitlines()
-            counts = [line for line in lines if line.startswith("radixkv:request_success_total")]
-            assert counts == [f'radixkv:request_success_total{{finished_reason="abort"}} {4.0 if queued else 2.0}']
-            assert "radixkv:e2e_request_latency_seconds_count 2.0" in lines
-
-    asyncio.run(main())
+    async with AsyncLLM(llm) as engine, make_client(engine) as client:
+        if stage == "tokenizing":
+            monkeypatch.setattr(engine, "run_tokenizer", never)
+        elif stage == "admission":
+            monkeypatch.setattr(engine, "submit", never)
+        elif stage == "queue":
+            monkeypatch.setattr(llm.engine.scheduler, "schedule", list)  # admits nobody
+        body = {**BODY, "prompt": [[7], [8]], "n": 2 if queued else 10**12, "temperature": 1}
+        body["timeout"] = 900 if queued else SOON
+        assert (await client.post("/v1/completions", json=body)).status_code == 504
+        lines = (await client.get("/metrics")).text.splitlines()
+        counts = [line for line in lines if line.startswith("radixkv:request_success_total")]
+        assert counts == [f'radixkv:request_success_total{{finished_reason="abort"}} {4.0 if queued else 2.0}']
+        assert "radixkv:e2e_request_latency_seconds_count 2.0" in lines
 
 
 def test_a_request_has_a_limit_of_its_own(llm: LLM) -> None:
@@ -208,30 +197,24 @@ def test_a_request_has_a_limit_of_its_own(llm: LLM) -> None:
     assert errors(llm, ServerConfig(request_timeout=900), timeout=SOON, streams=(True,)) == [expected]
 
 
-def test_who_is_in_time_is_not_disturbed(llm: LLM) -> None:
-    async def main() -> None:
-        limits = ServerConfig(queue_timeout=900, first_token_timeout=900, request_timeout=900)
-        async with AsyncLLM(llm) as engine, make_client(engine, config=limits) as client:
-            response = await client.post("/v1/completions", json={"prompt": "Once", "max_tokens": 2, "timeout": 900})
-            assert response.status_code == 200
-            invalid = await client.post("/v1/completions", json={"prompt": "Once", "timeout": 0})
-            assert invalid.json()["error"]["param"] == "timeout"
-        assert len(asyncio.all_tasks()) == 1  # nothing watches any longer
-
-    asyncio.run(main())
+async def test_who_is_in_time_is_not_disturbed(llm: LLM) -> None:
+    limits = ServerConfig(queue_timeout=900, first_token_timeout=900, request_timeout=900)
+    async with AsyncLLM(llm) as engine, make_client(engine, config=limits) as client:
+        response = await client.post("/v1/completions", json={"prompt": "Once", "max_tokens": 2, "timeout": 900})
+        assert response.status_code == 200
+        invalid = await client.post("/v1/completions", json={"prompt": "Once", "timeout": 0})
+        assert invalid.json()["error"]["param"] == "timeout"
+    assert len(asyncio.all_tasks()) == 1  # nothing watches any longer
 
 
-def test_another_s_timeout_is_not_reported_as_the_limit() -> None:
-    async def main() -> None:
-        deadlines = Deadlines(MagicMock(), TimeLimits(total=900), Mock())
-        error = TimeoutError("the tokenizer's file system")
-        for within in (deadlines.before_admission(), deadlines.before_first_token(), deadlines.before_end()):
-            with pytest.raises(TimeoutError) as raised:
-                async with within:
-                    raise error
-            assert raised.value is error
-
-    asyncio.run(main())
+async def test_another_s_timeout_is_not_reported_as_the_limit() -> None:
+    deadlines = Deadlines(MagicMock(), TimeLimits(total=900), Mock())
+    error = TimeoutError("the tokenizer's file system")
+    for within in (deadlines.before_admission(), deadlines.before_first_token(), deadlines.before_end()):
+        with pytest.raises(TimeoutError) as raised:
+            async with within:
+                raise error
+        assert raised.value is error
 
 
 def test_a_request_cannot_raise_the_server_s_limit() -> None:
