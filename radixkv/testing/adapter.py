@@ -68,7 +68,7 @@ class CacheAdapter(abc.ABC):
 
     @abc.abstractmethod
     def clear(self, namespace: str) -> None:
-        """Drop what is cached under a namespace. Live sequences go on."""
+        """Drop what is cached under a namespace. Live sequences go on, and may publish what they compute next."""
 
     @abc.abstractmethod
     def length(self, handle: Any) -> int:

@@ -17,7 +17,15 @@ from radixkv.testing.adapter import CacheAdapter
 from radixkv.testing.answers import Answers
 from radixkv.testing.rules import RuleViolation
 from radixkv.testing.shadow_memory import ShadowMemory, namespace_tag, next_tags
-from radixkv.testing.story import Story, ids_in_words, tokens_in_words, under
+from radixkv.testing.story import (
+    Story,
+    changes_in_words,
+    count_in_words,
+    error_in_words,
+    ids_in_words,
+    tokens_in_words,
+    under,
+)
 
 
 class LiveSequence:
@@ -230,7 +238,7 @@ class CheckedCache:
         try:
             self.adapter.check()
         except Exception as error:
-            self._fail(1, f"the cache's own check raised {error!r}")
+            self._fail(1, f"the cache's own check raised {error_in_words(error)}")
 
     def _check_owners(self, free: list[int], cached: list[int]) -> dict[int, list[LiveSequence]]:
         holders: dict[int, list[LiveSequence]] = {}
@@ -320,8 +328,7 @@ class CheckedCache:
 
     def _refused(self, before: Any, num_tokens: int, others: Sequence[LiveSequence]) -> None:
         self._story.go_on("refused")
-        if self._state() != before:
-            self._fail(7, "the call was refused, and still changed something")
+        self._check_unchanged(before, "the call was refused, and still changed something")
         if not others and -(-num_tokens // self.adapter.block_size) <= self.adapter.num_blocks:
             self._fail(
                 7,
@@ -336,8 +343,7 @@ class CheckedCache:
             return 0
         before = self._state()
         matched = self._answers.match(prompt, namespace)
-        if self._state() != before:
-            self._fail(7, "looking a prompt up changed the cache")
+        self._check_unchanged(before, "looking a prompt up changed the cache")
         sequences = self._answers.known_sequences(namespace)
         if sequences is not None:
             known = self._whole(max((_common(sequence, prompt) for sequence in sequences), default=0))
@@ -352,12 +358,13 @@ class CheckedCache:
 
     def _carry_out_copies(self) -> None:
         for copy in self._answers.take_copies():
-            self._story.go_on(f"block {copy.source} is copied to {copy.target}")
+            copied = count_in_words(copy.num_tokens, "token")
+            self._story.go_on(f"block {copy.source} is copied to {copy.target} ({copied})")
             self._memory.copy(copy.source, copy.target, copy.num_tokens)
 
     def _raised(self, error: Exception) -> NoReturn:
         self._broken = True
-        raise RuleViolation(7, f"the cache raised {error!r}", self._story.steps) from error
+        raise self._violation(7, f"the cache raised {error_in_words(error)}") from error
 
     def _done(self) -> None:
         if self._always:
@@ -374,12 +381,22 @@ class CheckedCache:
     def _root_tag(self, namespace: str) -> int:
         return self._root_tags.setdefault(namespace, namespace_tag(namespace))
 
+    def _check_unchanged(self, before: Any, problem: str) -> None:
+        after = self._state()
+        if after != before:
+            self._fail(7, f"{problem}: {changes_in_words(before, after)}")
+
     def _blocks(self, sequence: LiveSequence) -> str:
         return ids_in_words(self._answers.blocks(sequence.handle)) if self._story.keep else ""
 
     def _fail(self, rule: int, problem: str) -> NoReturn:
         self._broken = True
-        raise RuleViolation(rule, problem, self._story.steps)
+        raise self._violation(rule, problem)
+
+    def _violation(self, rule: int, problem: str) -> RuleViolation:
+        num_blocks, block_size = self.adapter.num_blocks, self.adapter.block_size
+        pool = f"{count_in_words(num_blocks, 'block')} of {count_in_words(block_size, 'token')}"
+        return RuleViolation(rule, problem, self._story.steps, pool)
 
 
 def _common(a: Sequence[int], b: Sequence[int]) -> int:

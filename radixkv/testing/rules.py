@@ -35,14 +35,20 @@ class RuleViolation(AssertionError):  # noqa: N818 - it names what happened
         rule: its number in `RULES`.
         problem: what was found.
         story: the steps of the run, in words; the last one broke the rule.
+
+    Args:
+        pool: what the cache was made of, in words.
     """
 
-    def __init__(self, rule: int, problem: str, story: Sequence[str]) -> None:
+    def __init__(self, rule: int, problem: str, story: Sequence[str], pool: str) -> None:
         self.rule = rule
         self.problem = problem
         self.story = list(story)
+        self._pool = pool
         steps = "\n".join(f"  {number}. {step}" for number, step in enumerate(story, start=1))
-        super().__init__(f"rule {rule} is broken ({RULES[rule]}):\n{problem}\nThis is what happened:\n{steps}")
+        super().__init__(
+            f"rule {rule} is broken ({RULES[rule]}):\n{problem}\nThis is what happened in a cache of {pool}:\n{steps}"
+        )
 
     def __reduce__(self) -> tuple[Any, ...]:  # copies would otherwise be made of the message alone
-        return type(self), (self.rule, self.problem, self.story), vars(self)
+        return type(self), (self.rule, self.problem, self.story, self._pool), vars(self)

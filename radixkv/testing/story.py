@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Sequence
+from pathlib import Path
+
+# The name, the blocks and the length of a sequence; and all blocks that are free, or cached, with all sequences.
+_Sequence = tuple[str, Sequence[int], int]
+_State = tuple[Sequence[int], Sequence[int], Sequence[_Sequence]]
 
 
 class Story:
@@ -30,15 +36,38 @@ class Story:
             self.steps[:] = [what]
 
 
+def count_in_words(count: int, noun: str) -> str:
+    """A number of things."""
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
 def tokens_in_words(tokens: Sequence[int]) -> str:
     """How many there are, and the first of them."""
     shown = " ".join(map(str, tokens[:12])) + (" ..." if len(tokens) > 12 else "")
-    return f"{len(tokens)} tokens [{shown}]" if len(tokens) != 1 else f"1 token [{shown}]"
+    return f"{count_in_words(len(tokens), 'token')} [{shown}]"
 
 
 def ids_in_words(blocks: Sequence[int]) -> str:
     """Block ids, one after the other."""
     return " ".join(map(str, blocks)) or "(none)"
+
+
+def changes_in_words(before: _State, after: _State) -> str:
+    """How two states differ."""
+    old, new = _state_in_words(*before), _state_in_words(*after)
+    lost, gained = ([part for part in one if part not in other] for one, other in ((old, new), (new, old)))
+    return f"{', '.join(lost)} before, {', '.join(gained)} after"
+
+
+def _state_in_words(free: Sequence[int], cached: Sequence[int], sequences: Sequence[_Sequence]) -> list[str]:
+    each = (f"{name} {count_in_words(size, 'token')} in blocks {ids_in_words(ids)}" for name, ids, size in sequences)
+    return [f"free blocks {ids_in_words(free)}", f"cached blocks {ids_in_words(cached)}", *each]
+
+
+def error_in_words(error: Exception) -> str:
+    """An exception of a cache, and the line that raised it."""
+    frames = traceback.extract_tb(error.__traceback__)[1:]  # the first one is that of the call
+    return repr(error) + (f" at {Path(frames[-1].filename).name}:{frames[-1].lineno}" if frames else "")
 
 
 def under(namespace: str) -> str:

@@ -130,7 +130,8 @@ def test_a_query_that_raises_breaks_a_rule(method: str) -> None:
         raise KeyError(method)
 
     violation = found_in(type("Fails", (PrefixCacheAdapter,), {method: fail}), max_examples=50)
-    assert (violation.rule, violation.problem) == (7, f"the cache raised KeyError({method!r})")
+    assert violation.rule == 7
+    assert re.fullmatch(rf"the cache raised KeyError\('{method}'\) at test_find_violation\.py:\d+", violation.problem)
 
 
 class RaisesLate(PrefixCacheAdapter):
@@ -141,4 +142,5 @@ class RaisesLate(PrefixCacheAdapter):
 
 def test_a_generator_that_raises_breaks_a_rule() -> None:
     violation = found_in(RaisesLate, max_examples=50)
-    assert (violation.rule, violation.problem) == (7, "the cache raised KeyError('cached')")
+    assert violation.rule == 7
+    assert re.fullmatch(r"the cache raised KeyError\('cached'\) at test_find_violation\.py:\d+", violation.problem)

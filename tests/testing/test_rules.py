@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import re
 from collections.abc import Callable
 
@@ -102,7 +103,7 @@ def test_each_rule_can_be_seen_broken(adapter: Callable[[int, int], CacheAdapter
     ("kind", "problem"),
     [
         (MatchesOneTooMany, r"of 1 token \[0\] 1 are known, and match says 2"),
-        (ChecksItself, r"the cache's own check raised RuntimeError\('block 0 is held'\)"),
+        (ChecksItself, r"the cache's own check raised RuntimeError\('block 0 is held'\) at broken_adapters\.py:\d+"),
     ],
 )
 def test_the_search_looks_prompts_up_and_asks_the_cache_s_own_check(
@@ -141,3 +142,35 @@ def test_the_story_is_told() -> None:
         "A closes",
         "B opens with 4 tokens [1 2 9 9]: finds 2 known, in blocks 1",
     ]
+
+
+def test_a_report_says_in_which_pool_a_run_can_be_repeated() -> None:
+    """It told only the steps, which break no rule in most pools."""
+    violation = found_in(CountsWrong, max_examples=50)
+    assert re.search(r"\nThis is what happened in a cache of \d blocks? of \d tokens?:\n  1\. A opens", str(violation))
+    assert str(pickle.loads(pickle.dumps(violation))) == str(violation)
+
+
+def test_a_report_says_what_a_refused_call_changed() -> None:
+    violation = found_in(ChangesOnRefusal)
+    assert re.fullmatch(
+        r"the call was refused, and still changed something: .*cached blocks [\d ]+ before, .*cached blocks \(none\) after",
+        violation.problem,
+    )
+
+
+def test_a_report_says_how_much_of_a_block_is_copied() -> None:
+    """A copy of too few tokens was told as one of the whole block."""
+    cache = CheckedCache(PrefixCacheAdapter(8, 4))
+    first = cache.open([1, 2, 3])
+    assert first is not None
+    cache.compute(first, 3)
+    cache.close(first)
+    second = cache.open([1, 2, 9, 9])
+    assert second is not None
+    with pytest.raises(RuleViolation) as caught:
+        cache._fail(1, "")
+    assert (
+        caught.value.story[-1]
+        == "B opens with 4 tokens [1 2 9 9]: finds 2 known, in blocks 1; block 0 is copied to 1 (2 tokens)"
+    )
