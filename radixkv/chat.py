@@ -66,7 +66,8 @@ class Chat(Conversation):
         The turn joins the conversation when the answer is complete. It does not join, and the conversation stays as it is, if
         the iteration is left early, an error is raised, or another turn has completed since this call (`fork` to have several
         at a time).
-        Afterwards `answer` holds the whole answer, and `last_output` the times and how many tokens were reused.
+        Afterwards `answer` holds the answer in its parts, and `last_output` also its tokens, log-probabilities and times, and
+        how many tokens were reused.
 
         Args:
             tool_choice: which calls this turn's answer may hold, as for `LLM.chat`.

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Self
 
 from radixkv.model.text_interface import TextInterface
-from radixkv.outputs import RequestOutput
+from radixkv.outputs import CompletionOutput, RequestOutput
 from radixkv.prompts import ChatOptions, Prompt, as_template_message, cache_options, encode, render_chat
 from radixkv.sampling.detokenizer import decode_tokens
 from radixkv.sampling_params import SamplingParams
@@ -24,7 +24,7 @@ class _Said:
         prompt_text: the last turn's prompt.
         prompt_ids: its tokens.
         answer_ids: the last answer's tokens, as they were generated.
-        output: the last turn's request as it finished; None, like ``answer``, before the first.
+        output: the last turn's request, with all of its answer; None, like ``answer``, before the first.
     """
 
     messages: Sequence[dict[str, Any]]
@@ -76,7 +76,7 @@ class Conversation:
 
     @property
     def last_output(self) -> RequestOutput | None:
-        """The request of the last answer as it finished, with its times and how many tokens were reused."""
+        """The request of the last answer: all of the answer, its times, and how many tokens were reused."""
         return self._said.output
 
     @property
@@ -160,6 +160,7 @@ class Turn:
         self._prompt_ids: list[int] = []
         self._answer_ids: list[int] = []
         self._output: RequestOutput | None = None
+        self._whole: CompletionOutput | None = None
 
     def prompt(self, loaded: TextInterface) -> Prompt:
         """The turn's prompt: the tokens of all that was said, and those of what the chat template adds.
@@ -186,8 +187,13 @@ class Turn:
         """The texts that a stream's next output adds to the answer; its reasoning and its calls are not among them."""
         (part,) = output.outputs
         self._answer_ids += part.token_ids
-        self._output = output
-        return [piece.text for piece in part.pieces or () if isinstance(piece, TextPiece)]
+        texts = [piece.text for piece in part.pieces or () if isinstance(piece, TextPiece)]
+        if self._whole is None:
+            self._whole = part
+        else:
+            self._whole.extend(part)
+        self._output = replace(output, outputs=[self._whole])
+        return texts
 
     def join(self) -> None:
         """Take the answer, all of which has been read, into the conversation.

@@ -29,7 +29,8 @@ def facts(chat: Chat | AsyncChat) -> tuple[Any, ...]:
     """What the last turn did, its answer's tokens at the end of the next one's prompt."""
     output = chat.last_output
     assert output is not None
-    return output.prompt_token_ids, output.num_cached_tokens, chat.last_num_tokens, chat.answer, chat.history
+    (answer,) = output.outputs
+    return output.prompt_token_ids, output.num_cached_tokens, answer.token_ids, chat.answer, chat.history
 
 
 def test_every_turn_is_that_of_a_chat_to_the_token(llm: LLM) -> None:

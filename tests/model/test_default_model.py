@@ -174,6 +174,17 @@ def test_every_turn_of_a_chat_reuses_all_before_it(llm: LLM) -> None:
     assert other.last_output.num_cached_tokens == len(other.last_output.prompt_token_ids) - 1
 
 
+def test_the_last_output_of_a_chat_has_all_of_the_answer(llm: LLM) -> None:
+    """It had only the last token of it, with the text and the log-probabilities of that one."""
+    chat = Chat(llm, SYSTEM)
+    text = chat.send(QUESTIONS[0], SamplingParams(temperature=0.0, max_tokens=6, logprobs=0))
+    assert chat.last_output is not None
+    (answer,) = chat.last_output.outputs
+    assert (answer.text, len(answer.token_ids), len(answer.logprobs or ())) == (text, 6, 6)
+    total = sum(entry[token].logprob for entry, token in zip(answer.logprobs or (), answer.token_ids, strict=True))
+    assert answer.cumulative_logprob == pytest.approx(total, abs=1e-5)
+
+
 def test_of_two_turns_at_a_time_the_later_one_is_refused(llm: LLM) -> None:
     chat = Chat(llm, SYSTEM, SamplingParams(temperature=0.0, max_tokens=3))
     stream = chat.stream("What is a tree?")
