@@ -28,7 +28,7 @@ class _RetryWhen:
     """When to retry a group that did not fit: once ``num_blocks`` are available, or the ``occupancy`` has changed."""
 
     num_blocks: int
-    occupancy: tuple[int, int]
+    occupancy: tuple[int, int, int]
 
 
 class Admission:
@@ -70,7 +70,8 @@ class Admission:
         # Of the running groups, while a step admits: counted when first asked for, and kept up to date.
         self._growth: DecodeGrowth | None = None
         self._usage: TenantUsage | None = None
-        self._known_occupancy: tuple[int, int] | None = None
+        self._known_occupancy: tuple[int, int, int] | None = None
+        self._num_admitted = 0
 
     def num_blocks_awaited(self, group: SequenceGroup) -> int:
         """Blocks that must be available before a group that did not fit is tried again."""
@@ -288,13 +289,15 @@ class Admission:
         return self._max_num_seqs - self._decode_growth().num_seqs
 
     @property
-    def _occupancy(self) -> tuple[int, int]:
-        """Running groups, and those of them whose prompts are in progress: what decode growth mostly depends on.
+    def _occupancy(self) -> tuple[int, int, int]:
+        """Running groups, those of them whose prompts are in progress, and all admitted so far.
 
-        Counted once for all groups that are retried before one is admitted.
+        Decode growth mostly depends on the first two; by the last one, those that run now may not be those that ran, and may
+        share other blocks with a waiting group. Counted once for all groups that are retried before one is admitted.
         """
         if self._known_occupancy is None:
-            self._known_occupancy = len(self._running), sum(group.num_pending > 1 for group in self._running)
+            num_prompts = sum(group.num_pending > 1 for group in self._running)
+            self._known_occupancy = len(self._running), num_prompts, self._num_admitted
         return self._known_occupancy
 
     def _may_fit_now(self, group: SequenceGroup) -> bool:
@@ -310,6 +313,7 @@ class Admission:
             self.first_without_room = self.first_without_room or group
             return False
         self.forget(group)
+        self._num_admitted += 1
         self._waiting.admit(group)
         self._in_flight_prefixes.add(group)
         self._current_usage().add(group)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from support.scheduler_driver import STEMS, SchedulerDriver, numbers, tail
+from support.scheduler_driver import STEMS, SchedulerDriver, numbers, prompt, tail
 
 
 def test_a_prompt_that_reads_nothing_does_not_wait_for_one_that_computes_its_prefix() -> None:
@@ -132,3 +132,20 @@ def test_nothing_waits_for_a_prefix_that_was_cleared_while_it_was_computed(names
     assert too not in driver.admitted
     driver.run()
     assert driver.num_computed_tokens == (40 + 3) + (41 + 3) + (1 + 3)
+
+
+def test_what_did_not_fit_is_tried_again_once_another_has_its_prefix() -> None:
+    """As many ran as when it had not fitted, so nothing seemed to have changed, and another tenant's request gave way."""
+    driver = SchedulerDriver(num_blocks=64, max_num_seqs=4)
+    ends, goes_on = driver.add(prompt(100), max_new=200), driver.add(prompt(8), max_new=200)
+    driver.steps(5)
+    stem = prompt(100)
+    waits = driver.add([*stem, *prompt(60)], tenant="b")
+    driver.step()
+    computes_prefix = driver.add(stem, max_new=100, tenant="c")
+    driver.steps(2)
+    driver.abort(ends)
+    driver.steps(5)
+    assert driver.admitted == [ends, goes_on, computes_prefix, waits]
+    assert driver.scheduler.num_preemptions == 0
+    driver.run()
