@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import math
+from types import MappingProxyType
 from typing import Any
 
 from radixkv.cache.arguments import is_whole
@@ -15,6 +16,8 @@ _MAX_VALUES = 4
 _MAX_CHARACTERS_OF_VALUES = 1_000
 # In a whole schema: compiling this many takes half a second, and ten times as many are too large for the compiler.
 _MAX_ARRAYS = 1_000
+# Of values that are told apart by being equal: the types that a schema may give them.
+_KINDS = MappingProxyType({bool: ("boolean",), str: ("string",), int: ("integer", "number")})
 _OF_ARRAYS = ("items", "uniqueItems", "minItems", "maxItems")
 
 
@@ -67,17 +70,9 @@ def _values(schema: Any, references: References) -> list[Any]:
     match schema:
         case {"type": "boolean", **others} if not others:
             return [False, True]
-        case {"enum": [*values], **others} if set(others) <= {"type", "title", "description"}:
-            same_type = all(type(value) is type(values[0]) and isinstance(value, str | int) for value in values)
-            if same_type and _is_of_type(values[0], others.get("type")):
+        case {"enum": [first, *_] as values, **others} if set(others) <= {"type", "title", "description"}:
+            kinds = _KINDS.get(type(first), ())
+            same_type = all(type(value) is type(first) for value in values)
+            if kinds and same_type and others.get("type", kinds[0]) in kinds:
                 return list(dict.fromkeys(values))
     return []
-
-
-def _is_of_type(value: str | int, kind: Any) -> bool:
-    match value:
-        case bool():
-            return kind in (None, "boolean")
-        case str():
-            return kind in (None, "string")
-    return kind in (None, "integer", "number")
