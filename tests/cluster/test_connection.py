@@ -221,12 +221,11 @@ async def test_a_connection_notices_that_its_replica_is_gone(monkeypatch: pytest
     assert len(noticing) == 1
 
 
-def test_what_a_host_that_is_cut_off_never_had_is_not_lost_there(
+async def test_what_a_host_that_is_cut_off_never_had_is_not_lost_there(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A request took one of its four attempts with it for each host that fell silent while it connected there."""
-
-    async def main() -> None:
+    with caplog.at_level(logging.INFO):
         connecting = asyncio.Event()
         monkeypatch.setattr("radixkv.cluster.connection.notice_loss", lambda _: connecting.set())
         with socket.create_server(("127.0.0.1", 0), backlog=0) as full:
@@ -241,9 +240,6 @@ def test_what_a_host_that_is_cut_off_never_had_is_not_lost_there(
                 streams.abandon(client)
                 assert await asyncio.wait_for(reading, HANGING) == [7]
                 await client.aclose()
-
-    with caplog.at_level(logging.INFO):
-        asyncio.run(main())
     assert "was lost" not in caplog.text
 
 

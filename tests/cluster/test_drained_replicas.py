@@ -56,24 +56,20 @@ def _no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("radixkv.cluster.membership._SECONDS_BETWEEN_ATTEMPTS", 0.0)
 
 
-def test_a_replica_whose_streams_are_called_away_twice_is_in_use_again(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_replica_whose_streams_are_called_away_twice_is_in_use_again(caplog: pytest.LogCaptureFixture) -> None:
     """The second call met a timeout that was expiring, and its error ended the following of the replica, without a word."""
-
-    async def main() -> None:
-        cluster, events = Cluster(), Restarting(last=[DRAINED, DRAINED])
-        cluster.answers["/events"] = events
-        replicas = await cluster.up("a")
-        reading = asyncio.ensure_future(tokens(replicas.streams))
-        await until(lambda: replicas.streams.num_streams("a"))
-        await replicas.add("b", "http://b")
-        events.may_end.set()
-        await until(lambda: cluster.made[0].is_closed and sorted(replicas.available) == ["a", "b"])
-        assert replicas.streams.num_streams("b") == 1
-        reading.cancel()
-        await asyncio.gather(reading, return_exceptions=True)
-        await replicas.close()
-
-    asyncio.run(main())
+    cluster, events = Cluster(), Restarting(last=[DRAINED, DRAINED])
+    cluster.answers["/events"] = events
+    replicas = await cluster.up("a")
+    reading = asyncio.ensure_future(tokens(replicas.streams))
+    await until(lambda: replicas.streams.num_streams("a"))
+    await replicas.add("b", "http://b")
+    events.may_end.set()
+    await until(lambda: cluster.made[0].is_closed and sorted(replicas.available) == ["a", "b"])
+    assert replicas.streams.num_streams("b") == 1
+    reading.cancel()
+    await asyncio.gather(reading, return_exceptions=True)
+    await replicas.close()
     assert "cannot be followed" not in caplog.text
 
 
@@ -114,21 +110,17 @@ async def test_replicas_that_are_drained_together_finish_their_answers(monkeypat
     await replicas.close()
 
 
-def test_a_stream_that_fails_does_not_end_the_following_of_its_replica(
+async def test_a_stream_that_fails_does_not_end_the_following_of_its_replica(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(ReplicaStreams, "abandon", Mock(side_effect=RuntimeError("planted")))
-
-    async def main() -> None:
+    with caplog.at_level(logging.ERROR):
         cluster, events = Cluster(), Restarting()
         cluster.answers["/events"] = events
         replicas = await cluster.up("a")
         events.may_end.set()
         await until(lambda: cluster.made[0].is_closed and replicas.available == ["a"])
         await replicas.close()
-
-    with caplog.at_level(logging.ERROR):
-        asyncio.run(main())
     assert "replica 'a' cannot be followed" in caplog.text
 
 

@@ -66,7 +66,7 @@ async def test_a_replica_whose_events_cannot_be_read_again_is_down(later: Handle
     await replicas.close()
 
 
-def test_whatever_comes_from_a_replica_breaks_its_silence(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_whatever_comes_from_a_replica_breaks_its_silence(monkeypatch: pytest.MonkeyPatch) -> None:
     heard = list[float]()
 
     @asynccontextmanager
@@ -74,15 +74,11 @@ def test_whatever_comes_from_a_replica_breaks_its_silence(monkeypatch: pytest.Mo
         yield lambda: heard.append(seconds)
 
     monkeypatch.setattr("radixkv.cluster.replica_set.until_silent", noted)
-
-    async def main() -> None:
-        cluster = Cluster()
-        cluster.events["http://a"] = [UP, encode_load(LOAD), encode_load(LOAD)]
-        replicas = await cluster.up("a")
-        await until(lambda: len(heard) == 3)
-        await replicas.close()
-
-    asyncio.run(main())
+    cluster = Cluster()
+    cluster.events["http://a"] = [UP, encode_load(LOAD), encode_load(LOAD)]
+    replicas = await cluster.up("a")
+    await until(lambda: len(heard) == 3)
+    await replicas.close()
     assert heard == [10.0] * 3
 
 
@@ -94,39 +90,35 @@ async def test_the_router_learns_how_fast_a_replica_is() -> None:
     await replicas.close()
 
 
-def test_what_keeps_a_replica_down_is_said_once_each_time_that_it_is_down(caplog: pytest.LogCaptureFixture) -> None:
-    async def main() -> None:
-        cluster, may_end = Cluster(), asyncio.Event()
+async def test_what_keeps_a_replica_down_is_said_once_each_time_that_it_is_down(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    cluster, may_end = Cluster(), asyncio.Event()
 
-        async def records() -> AsyncIterator[bytes]:
-            yield UP
-            await may_end.wait()
-            cluster.identities["http://a"] = {"version": "another"}
+    async def records() -> AsyncIterator[bytes]:
+        yield UP
+        await may_end.wait()
+        cluster.identities["http://a"] = {"version": "another"}
 
-        cluster.answers["/events"] = streaming(records)
-        replicas = await cluster.up("a")
-        for _ in range(2):
-            num_made = len(cluster.made)
-            may_end.set()
-            await until(lambda expected=num_made + 3: len(cluster.made) >= expected)
-            may_end.clear()
-            cluster.identities.clear()
-            await until(lambda: replicas.available)
-        await replicas.close()
-
-    asyncio.run(main())
+    cluster.answers["/events"] = streaming(records)
+    replicas = await cluster.up("a")
+    for _ in range(2):
+        num_made = len(cluster.made)
+        may_end.set()
+        await until(lambda expected=num_made + 3: len(cluster.made) >= expected)
+        may_end.clear()
+        cluster.identities.clear()
+        await until(lambda: replicas.available)
+    await replicas.close()
     assert sum("runs RadixKV another" in message for message in caplog.messages) == 2
 
 
-def test_a_replica_that_cannot_be_followed_is_an_error_once(caplog: pytest.LogCaptureFixture) -> None:
-    async def main() -> None:
-        cluster = Cluster()
-        cluster.events["http://a"] = [UP, encode_record(Kind.LOAD, b"{")]
-        replicas = await cluster.up("a")
-        await until(lambda: len(cluster.made) > 3)
-        await replicas.close()
-
-    asyncio.run(main())
+async def test_a_replica_that_cannot_be_followed_is_an_error_once(caplog: pytest.LogCaptureFixture) -> None:
+    cluster = Cluster()
+    cluster.events["http://a"] = [UP, encode_record(Kind.LOAD, b"{")]
+    replicas = await cluster.up("a")
+    await until(lambda: len(cluster.made) > 3)
+    await replicas.close()
     assert sum("replica 'a' cannot be followed" in message for message in caplog.messages) == 1
 
 

@@ -232,16 +232,15 @@ async def test_removing_a_replica_ends_the_wait_for_it() -> None:
         "of no kind",
     ],
 )
-def test_events_that_nobody_understands_put_a_replica_down(record: bytes, caplog: pytest.LogCaptureFixture) -> None:
-    async def main() -> None:
+async def test_events_that_nobody_understands_put_a_replica_down(
+    record: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.ERROR):
         cluster = Cluster()
         cluster.events["http://a"] = [encode_record(Kind.HELD), encode_load(LOAD), record]
         replicas = await cluster.up("a")
         await until(lambda: not replicas.available)
         await replicas.close()
-
-    with caplog.at_level(logging.ERROR):
-        asyncio.run(main())
     assert "replica 'a' cannot be followed" in caplog.text
 
 

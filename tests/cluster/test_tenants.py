@@ -42,12 +42,11 @@ async def test_what_tenants_may_have_reaches_a_replica_that_joins_meanwhile() ->
     await replicas.close()
 
 
-def test_what_tenants_may_have_is_sent_again_to_a_replica_that_did_not_confirm_it(
+async def test_what_tenants_may_have_is_sent_again_to_a_replica_that_did_not_confirm_it(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """Its answer used to be ignored: after one lost request it kept the old limits."""
-
-    async def main() -> None:
+    with caplog.at_level(logging.WARNING):
         cluster, told = Cluster(), list[bytes]()
         num_loads = 0
 
@@ -77,17 +76,13 @@ def test_what_tenants_may_have_is_sent_again_to_a_replica_that_did_not_confirm_i
         assert told == [encode_shares(shares)] * 3
         assert len(caplog.records) == 1
 
-    with caplog.at_level(logging.WARNING):
-        asyncio.run(main())
 
-
-def test_a_replica_that_was_started_anew_before_it_was_up_is_told_what_tenants_may_have(
+async def test_a_replica_that_was_started_anew_before_it_was_up_is_told_what_tenants_may_have(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """One that confirmed it and died before it was up used to be taken for its successor, which was told nothing."""
     monkeypatch.setattr(replica_set, "_SECONDS_BETWEEN_ATTEMPTS", 0.0)
-
-    async def main() -> None:
+    with caplog.at_level(logging.INFO, "radixkv"):
         cluster, told = Cluster(), list[int]()
         instance = 0
         may_end = asyncio.Event()
@@ -118,9 +113,6 @@ def test_a_replica_that_was_started_anew_before_it_was_up_is_told_what_tenants_m
         await until(lambda: instance == 2 and replicas.available == ["a"])
         await replicas.close()
         assert told == [0, 1, 2]
-
-    with caplog.at_level(logging.INFO, "radixkv"):
-        asyncio.run(main())
     ups_and_downs = [message for message in caplog.messages if " is " in message]
     assert ups_and_downs == [f"replica 'a' is {state}" for state in ("up at http://a", "down", "up at http://a")]
 
