@@ -40,50 +40,47 @@ class ItemEvent(OutputEvent):
     item: OutputItem
 
 
-class PartEvent(OutputEvent):
-    """A part of an item begins, or is complete. Each item has one part at most."""
+class ContentEvent(OutputEvent):
+    """Something of a part of an item. Each item has one part at most."""
 
-    type: Literal["response.content_part.added", "response.content_part.done"]
     item_id: str
     content_index: int = 0
+
+
+class PartEvent(ContentEvent):
+    """A part of an item begins, or is complete."""
+
+    type: Literal["response.content_part.added", "response.content_part.done"]
     part: OutputTextPart | ReasoningTextPart
 
 
-class TextDeltaEvent(OutputEvent):
+class TextDeltaEvent(ContentEvent):
     """More text."""
 
     type: Literal["response.output_text.delta"] = "response.output_text.delta"
-    item_id: str
-    content_index: int = 0
     delta: str
     logprobs: Logprobs = []
 
 
-class TextDoneEvent(OutputEvent):
+class TextDoneEvent(ContentEvent):
     """The text is complete."""
 
     type: Literal["response.output_text.done"] = "response.output_text.done"
-    item_id: str
-    content_index: int = 0
     text: str
     logprobs: Logprobs = []
 
 
-class ReasoningDeltaEvent(OutputEvent):
+class ReasoningDeltaEvent(ContentEvent):
     """More reasoning."""
 
     type: Literal["response.reasoning_text.delta"] = "response.reasoning_text.delta"
-    item_id: str
-    content_index: int = 0
     delta: str
 
 
-class ReasoningDoneEvent(OutputEvent):
+class ReasoningDoneEvent(ContentEvent):
     """The reasoning is complete."""
 
     type: Literal["response.reasoning_text.done"] = "response.reasoning_text.done"
-    item_id: str
-    content_index: int = 0
     text: str
 
 
