@@ -8,10 +8,9 @@ from itertools import pairwise
 from typing import Any
 from unittest.mock import Mock
 
-import httpx
 import pytest
 from support.chat_templates import TEMPLATES, make_tokenizer
-from support.in_process_server import serve
+from support.in_process_server import served
 from support.model_zoo import build
 from support.sentencepiece_tokenizer import sentencepiece_tokenizer
 
@@ -129,7 +128,7 @@ def test_a_token_that_begins_before_the_text_is_one_of_its_tokens() -> None:
         ("harmony", {"Z": 100, "<|end|>": 99}, {"structured_outputs": {"choice": ["yes", "no"]}}, "<|end|>"),
     ],
 )
-def test_special_tokens_among_thoughts_count(
+async def test_special_tokens_among_thoughts_count(
     family: str, biases: dict[str, float], fields: dict[str, Any], end: str
 ) -> None:
     """Each that is left out of the text moved the last tokens behind the thoughts, or did not count; markers are not."""
@@ -144,8 +143,7 @@ def test_special_tokens_among_thoughts_count(
         "return_token_ids": True,
         **fields,
     }
-
-    async def scenario(client: httpx.AsyncClient) -> None:
+    async with served(llm) as client:
         whole = (await client.post("/v1/chat/completions", json=body)).json()
         streamed = await client.post(
             "/v1/chat/completions", json={**body, "stream": True, "stream_options": {"include_usage": True}}
@@ -157,5 +155,3 @@ def test_special_tokens_among_thoughts_count(
         last = json.loads(streamed.text.split("data: ")[-2])
         for usage in (whole["usage"], last["usage"]):
             assert usage["completion_tokens_details"]["reasoning_tokens"] == len(thought)
-
-    serve(llm, scenario)

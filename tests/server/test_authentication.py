@@ -9,7 +9,7 @@ import httpx
 import pytest
 from pydantic import BaseModel, ValidationError
 from starlette.types import Message, Receive, Scope, Send
-from support.in_process_server import serve
+from support.in_process_server import served
 from support.tenant_keys import bearer
 
 from radixkv import LLM
@@ -232,8 +232,9 @@ def test_validation_stops_at_the_first_errors(model: type[BaseModel], body: dict
     assert raised.value.error_count() <= 8
 
 
-def test_the_server_asks_for_keys_before_it_parses(llm: LLM) -> None:
-    async def scenario(client: httpx.AsyncClient) -> None:
+async def test_the_server_asks_for_keys_before_it_parses(llm: LLM) -> None:
+    async with served(llm, tenants=Tenants([ANN], ADMIN), config=ServerConfig(metrics_key=METRICS)) as client:
+
         async def post(path: str, **headers: str) -> httpx.Response:
             response = await client.post(path, content=b"{", headers={"content-type": "application/json", **headers})
             assert set(response.json()["error"]) == {"message", "type", "param", "code"}
@@ -249,5 +250,3 @@ def test_the_server_asks_for_keys_before_it_parses(llm: LLM) -> None:
         described = (await client.get("/openapi.json")).json()["paths"]
         assert described["/v1/completions"]["post"]["security"] == [{"HTTPBearer": []}]
         assert described["/admin/check"]["post"]["security"] == [{"HTTPBearer": []}]
-
-    serve(llm, scenario, tenants=Tenants([ANN], ADMIN), config=ServerConfig(metrics_key=METRICS))

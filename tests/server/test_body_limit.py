@@ -8,11 +8,10 @@ from collections.abc import Iterable
 from types import SimpleNamespace
 from typing import Any
 
-import httpx
 import pytest
 from starlette.exceptions import HTTPException
 from starlette.types import Message, Receive, Scope, Send
-from support.in_process_server import serve
+from support.in_process_server import served
 
 from radixkv import LLM
 from radixkv.server.middleware.body_limit import BodyLimit
@@ -102,7 +101,7 @@ async def test_nobody_fills_the_memory_with_bodies() -> None:
     assert not server._limit._held
 
 
-def test_json_of_a_million_parts_is_not_read(llm: LLM) -> None:
+async def test_json_of_a_million_parts_is_not_read(llm: LLM) -> None:
     """Eight megabytes of empty lists used to block the event loop for 4.5 s, during which nobody was answered."""
     body = {"prompt": "Hi", "max_tokens": 1}
     many = [
@@ -114,8 +113,7 @@ def test_json_of_a_million_parts_is_not_read(llm: LLM) -> None:
     numbers = {**body, "metadata": {"a": [1] * 1_000_001}}
     # All of it is text, and none of it counts as a part.
     text = {**body, "user": '[{"a": [1, "\\""]}]' * 20_000}
-
-    async def scenario(client: httpx.AsyncClient) -> None:
+    async with served(llm) as client:
         for content in [*(json.dumps(each).encode() for each in many), b'"' * 300_000, b'\\"' * 300_000]:
             response = await client.post(
                 "/v1/completions", content=content, headers={"Content-Type": "application/json"}
@@ -136,5 +134,3 @@ def test_json_of_a_million_parts_is_not_read(llm: LLM) -> None:
             )
             assert response.status_code == status
         assert "UTF-8" in response.json()["error"]["message"]
-
-    serve(llm, scenario)

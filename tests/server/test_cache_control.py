@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-import httpx
 import pytest
 from support.cache_driver import leave
-from support.in_process_server import make_client, serve
+from support.in_process_server import make_client, served
 
 from radixkv import LLM, AsyncLLM
 from radixkv.server.access.tenants import Tenants
@@ -76,14 +75,13 @@ async def test_a_marked_prefix_survives_what_evicts_everything_else(llm: LLM) ->
         assert unmarked["cache_read_input_tokens"] < 32
 
 
-def test_marks_within_a_result_and_a_search_result_keep_what_is_before_them(llm: LLM) -> None:
+async def test_marks_within_a_result_and_a_search_result_keep_what_is_before_them(llm: LLM) -> None:
     marked = {"type": "text", "text": SYSTEM, "cache_control": {"type": "ephemeral"}}
     end = {"type": "text", "text": "What colour is grass?"}
     found = {"type": "search_result", "source": "https://example.org", "title": "Colours", "content": [marked, end]}
     use = {"role": "assistant", "content": [{"type": "tool_use", "id": "one", "name": "f", "input": {}}]}
     result = {"type": "tool_result", "tool_use_id": "one", "content": [marked, end]}
-
-    async def scenario(client: httpx.AsyncClient) -> None:
+    async with served(llm) as client:
         for salt, messages in (
             ("a", [{"role": "user", "content": [found]}]),
             ("b", [{"role": "user", "content": "Hi"}, use, {"role": "user", "content": [result]}]),
@@ -94,8 +92,6 @@ def test_marks_within_a_result_and_a_search_result_keep_what_is_before_them(llm:
             usage = response.json()["usage"]
             # All whole blocks of the text, which the question and the beginning of the answer follow.
             assert usage["input_tokens"] < 48 < usage["cache_creation_input_tokens"]
-
-    serve(llm, scenario)
 
 
 async def test_a_request_in_the_queue_is_not_refused_while_its_prefixes_are_found(
@@ -125,13 +121,11 @@ async def test_a_request_in_the_queue_is_not_refused_while_its_prefixes_are_foun
         ([{"type": "ephemeral", "ttl": "2h"}], "'5m' or '1h'"),
     ],
 )
-def test_impossible_marks_are_refused(llm: LLM, marks: list[dict[str, Any]], message: str) -> None:
-    async def scenario(client: httpx.AsyncClient) -> None:
+async def test_impossible_marks_are_refused(llm: LLM, marks: list[dict[str, Any]], message: str) -> None:
+    async with served(llm) as client:
         blocks = [{"type": "text", "text": "Hello.", "cache_control": mark} for mark in marks]
         messages = [{"role": "user", "content": blocks}]
         response = await client.post("/v1/messages", json={"model": "model", "max_tokens": 1, "messages": messages})
         assert response.status_code == 400
         assert response.json()["error"]["type"] == "invalid_request_error"
         assert message in response.json()["error"]["message"]
-
-    serve(llm, scenario)

@@ -6,7 +6,7 @@ from typing import Any
 
 import httpx
 import pytest
-from support.in_process_server import serve
+from support.in_process_server import served
 from support.preloaded_process import COMMAND_LINE, run_preloaded
 from support.server_process import ADMIN_KEY, TENANT_A, TENANT_B, ServerProcess
 
@@ -42,21 +42,18 @@ def test_a_response_explains_why_no_more_was_reused(server: ServerProcess) -> No
         assert a.post("/v1/completions", json=streamed).json()["error"]["param"] == "explain_cache"
 
 
-def test_token_ids_that_cannot_be_explained_are_refused_by_the_name_of_their_field(llm: LLM) -> None:
+async def test_token_ids_that_cannot_be_explained_are_refused_by_the_name_of_their_field(llm: LLM) -> None:
     """The cache's own error named an argument of the cache."""
-
-    async def scenario(client: httpx.AsyncClient) -> None:
+    async with served(llm) as client:
         for token_id in (10**6, 2**31, 10**25):
             sent = {"prompt": [5, token_id], "explain_cache": True, **ONE_TOKEN}
             answer = await client.post("/v1/completions", json=sent)
             assert (answer.status_code, answer.json()["error"]["param"]) == (400, "prompt")
             assert f"prompt: {token_id} is outside the vocabulary" in answer.json()["error"]["message"]
 
-    serve(llm, scenario)
 
-
-def test_where_log_probabilities_of_the_prompt_are_wanted_nothing_is_explained_as_reused(llm: LLM) -> None:
-    async def scenario(client: httpx.AsyncClient) -> None:
+async def test_where_log_probabilities_of_the_prompt_are_wanted_nothing_is_explained_as_reused(llm: LLM) -> None:
+    async with served(llm) as client:
         completion = {"prompt": PROMPT}
         chat = {"messages": [{"role": "user", "content": PROMPT}]}
         for path, body in (
@@ -72,8 +69,6 @@ def test_where_log_probabilities_of_the_prompt_are_wanted_nothing_is_explained_a
             assert explanation["num_reused_tokens"] == reused == 0
             assert "log-probabilities of the prompt are wanted" in explanation["text"]
 
-    serve(llm, scenario)
-
 
 def test_an_explanation_does_not_reveal_another_tenants_prompt(server: ServerProcess) -> None:
     with server.client(TENANT_A) as a, server.client(TENANT_B) as b:
@@ -84,10 +79,9 @@ def test_an_explanation_does_not_reveal_another_tenants_prompt(server: ServerPro
 
 
 @pytest.mark.parametrize("shows", [True, False])
-def test_an_explanation_does_not_show_strangers_each_others_prompts(llm: LLM, shows: bool) -> None:
+async def test_an_explanation_does_not_show_strangers_each_others_prompts(llm: LLM, shows: bool) -> None:
     """Where all clients share one tenant, sixteen tokens at a time of what another had sent could be read from it."""
-
-    async def scenario(client: httpx.AsyncClient) -> None:
+    async with served(llm, config=ServerConfig(allow_unauthenticated=not shows)) as client:
         body = {"prompt": PROMPT, **ONE_TOKEN}
         assert (await client.post("/v1/completions", json=body)).status_code == 200
         probe = {
@@ -99,8 +93,6 @@ def test_an_explanation_does_not_show_strangers_each_others_prompts(llm: LLM, sh
         (explanation,) = (await client.post("/v1/completions", json=probe)).json()["cache_explanations"]
         assert (explanation["difference"] is not None) == shows
         assert ("library" in explanation["text"]) == shows
-
-    serve(llm, scenario, config=ServerConfig(allow_unauthenticated=not shows))
 
 
 def test_a_pinned_prompt_is_kept_until_it_is_released(server: ServerProcess) -> None:

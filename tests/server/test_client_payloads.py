@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import pytest
 from support.client_payloads import CHAT, TEXT, post
-from support.in_process_server import serve
+from support.in_process_server import served
 from support.replica_servers import tiny_llm
 
 from radixkv import LLM
@@ -21,14 +21,13 @@ from radixkv.server.chat.request import ChatCompletionRequest
 from radixkv.server.completions import CompletionRequest
 
 
-def test_lm_eval_local_completions(default_llm: LLM) -> None:
+async def test_lm_eval_local_completions(default_llm: LLM) -> None:
     """lm-eval 0.4.13, `lm_eval/models/openai_completions.py`: loglikelihood (batches of token ids), generate_until."""
     tokenizer = default_llm.get_tokenizer()
     context, continuation = "One, two, three,", " four, five"
     whole = tokenizer(context + continuation)["input_ids"]
     length = len(tokenizer(context)["input_ids"])
-
-    async def test(client: httpx.AsyncClient) -> None:
+    async with served(default_llm) as client:
         body = {"temperature": 0, "max_tokens": 1, "logprobs": 1, "seed": 1234, "echo": True, "model": "model"}
         answer = await post(client, "/v1/completions", {**body, "prompt": [whole, whole[:-2]]})
         for choice, tokens in zip(answer["choices"], (whole, whole[:-2]), strict=True):
@@ -42,8 +41,6 @@ def test_lm_eval_local_completions(default_llm: LLM) -> None:
         assert choice["text"] == " four, "
         chat = {**generate, "messages": CHAT["messages"], "stop": ["<|im_end|>"]}
         assert (await post(client, "/v1/chat/completions", chat))["choices"][0]["message"]["content"]
-
-    serve(default_llm, test)
 
 
 @pytest.mark.parametrize("name", ["reasoning", "reasoning_content"])
@@ -136,14 +133,14 @@ def test_parts_of_thinking_are_what_the_assistant_thought() -> None:
         as_template_message({"role": "user", "content": parts})
 
 
-def test_guidellm_and_vllm_bench_serve(llm: LLM) -> None:
+async def test_guidellm_and_vllm_bench_serve(llm: LLM) -> None:
     """guidellm 0.8.1, `backends/openai/request_handlers.py`; vLLM, `benchmarks/lib/endpoint_request_func.py`."""
     usage = {"include_usage": True, "continuous_usage_stats": True}
     guidellm = {"model": "model", "stream": True, "stream_options": usage, "stop": None, "ignore_eos": True}
     bench = {"model": "model", "stream": True, "stream_options": {"include_usage": True}, "ignore_eos": True}
     parts = [{"role": "user", "content": [{"type": "text", "text": "Hi"}]}]
 
-    async def test(client: httpx.AsyncClient) -> None:
+    async with served(llm) as client:
         for path, body in (
             ("/v1/completions", {**guidellm, "prompt": "Hi", "max_tokens": 4}),
             ("/v1/chat/completions", {**guidellm, "messages": parts, "max_completion_tokens": 4}),
@@ -165,10 +162,8 @@ def test_guidellm_and_vllm_bench_serve(llm: LLM) -> None:
             assert all(chunk["choices"] and chunk["usage"] is None for chunk in chunks)
             assert last["usage"]["completion_tokens"] == 4
 
-    serve(llm, test)
 
-
-def test_messages_as_other_services_return_them(llm: LLM) -> None:
+async def test_messages_as_other_services_return_them(llm: LLM) -> None:
     plain = [
         {"role": "user", "content": "Hi"},
         {"role": "assistant", "content": "Hello"},
@@ -191,8 +186,7 @@ def test_messages_as_other_services_return_them(llm: LLM) -> None:
         },
         {"role": "user", "content": "Bye", "type": "message", "cache_control": {"type": "ephemeral"}},
     ]
-
-    async def test(client: httpx.AsyncClient) -> None:
+    async with served(llm) as client:
         tokens = [(await post(client, "/tokenize", {"messages": messages}))["tokens"] for messages in (plain, sent)]
         assert tokens[0] == tokens[1]
 
@@ -203,8 +197,6 @@ def test_messages_as_other_services_return_them(llm: LLM) -> None:
         ]
         assert described[0]["tokens"] == described[1]["tokens"]
 
-    serve(llm, test)
-
 
 @pytest.mark.parametrize(
     "refused",
@@ -214,25 +206,21 @@ def test_messages_as_other_services_return_them(llm: LLM) -> None:
         {"content": [{"type": "text", "text": "I will not."}], "refusal": None},
     ],
 )
-def test_refusals_of_other_servers_are_what_the_assistant_said(llm: LLM, refused: dict[str, Any]) -> None:
+async def test_refusals_of_other_servers_are_what_the_assistant_said(llm: LLM, refused: dict[str, Any]) -> None:
     def asked(answer: dict[str, Any]) -> dict[str, Any]:
         question = {"role": "user", "content": "Hi"}
         return {"messages": [question, {"role": "assistant", **answer}, question]}
 
-    async def test(client: httpx.AsyncClient) -> None:
+    async with served(llm) as client:
         plain = await post(client, "/tokenize", asked({"content": "I will not."}))
         assert (await post(client, "/tokenize", asked(refused)))["tokens"] == plain["tokens"]
 
-    serve(llm, test)
 
-
-def test_the_longest_prompt_leaves_room_for_the_default_answer(default_tokenizer: Any) -> None:
-    async def test(client: httpx.AsyncClient) -> None:
+async def test_the_longest_prompt_leaves_room_for_the_default_answer(default_tokenizer: Any) -> None:
+    async with served(tiny_llm(default_tokenizer, max_model_len=400)) as client:
         long = {"prompt": " word" * 500, "truncate_prompt_tokens": -1, "ignore_eos": True}
         usage = (await post(client, "/v1/completions", long))["usage"]
         assert (usage["prompt_tokens"], usage["completion_tokens"]) == (400 - 16, 16)
-
-    serve(tiny_llm(default_tokenizer, max_model_len=400), test)
 
 
 @pytest.mark.parametrize(
@@ -255,22 +243,19 @@ def test_the_longest_prompt_leaves_room_for_the_default_answer(default_tokenizer
         ({"guided_json": {"items": {"uniqueItems": True}}}, "guided_json"),
     ],
 )
-def test_impossible_values_are_named(llm: LLM, fields: dict[str, Any], param: str) -> None:
-    async def test(client: httpx.AsyncClient) -> None:
+async def test_impossible_values_are_named(llm: LLM, fields: dict[str, Any], param: str) -> None:
+    async with served(llm) as client:
         for path, body in (("/v1/completions", TEXT), ("/v1/chat/completions", CHAT)):
             response = await client.post(path, json={**body, "max_tokens": 1, **fields})
             assert response.status_code == 400, response.text
             assert response.json()["error"]["param"] == param
 
-    serve(llm, test)
 
-
-def test_a_text_that_no_tokens_of_the_model_can_hold_is_refused_even_if_it_is_to_be_truncated(
+async def test_a_text_that_no_tokens_of_the_model_can_hold_is_refused_even_if_it_is_to_be_truncated(
     default_tokenizer: Any,
 ) -> None:
     length = max(len(token) for token in default_tokenizer.get_vocab())
-
-    async def test(client: httpx.AsyncClient) -> None:
+    async with served(tiny_llm(default_tokenizer, max_model_len=16)) as client:
         for num_characters, status in ((16 * length, 200), (16 * length + 1, 400)):
             body = {"prompt": "a" * num_characters, "truncate_prompt_tokens": 5, "max_tokens": 1}
             answer = await post(client, "/v1/completions", body, status)
@@ -278,8 +263,6 @@ def test_a_text_that_no_tokens_of_the_model_can_hold_is_refused_even_if_it_is_to
             f"prompt: at least 17 tokens > 16 maximum: {num_characters} characters, and a token has at most {length}"
         )
         assert answer["error"]["message"].startswith(f"{message}; texts longer than that are not truncated")
-
-    serve(tiny_llm(default_tokenizer, max_model_len=16), test)
 
 
 def test_a_truncated_prompt_leaves_room_for_the_answer() -> None:
@@ -299,7 +282,9 @@ def test_a_truncated_prompt_leaves_room_for_the_answer() -> None:
         assert kept.text == ("text" if expected == 9000 else None)
 
 
-def test_a_conversation_is_not_truncated_for_an_answer_of_any_length(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_conversation_is_not_truncated_for_an_answer_of_any_length(
+    llm: LLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """No room was left for a model's default answer; and with max_tokens beyond the model, only one token was kept."""
 
     async def num_kept(client: httpx.AsyncClient, **fields: Any) -> int:
@@ -312,38 +297,29 @@ def test_a_conversation_is_not_truncated_for_an_answer_of_any_length(llm: LLM, m
     length = 256
     loaded = replace(llm.engine.loaded, max_model_len=length, sampling_defaults={"max_tokens": 64})
     monkeypatch.setattr(llm.engine, "loaded", loaded)
-
-    async def test(client: httpx.AsyncClient) -> None:
+    async with served(llm) as client:
         assert await num_kept(client, max_tokens=100_000) == length // 2
         assert await num_kept(client, max_tokens=None) == length - 64
 
-    serve(llm, test)
 
-
-def test_a_package_that_the_server_lacks_is_named(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_package_that_the_server_lacks_is_named(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     """It used to be a 500 that said nothing, which clients sent again."""
     monkeypatch.setitem(sys.modules, "llguidance", None)
     monkeypatch.setattr(llm.engine, "grammars", GrammarCompiler(llm.engine.loaded))
-
-    async def test(client: httpx.AsyncClient) -> None:
+    async with served(llm) as client:
         fields = {"response_format": {"type": "json_object"}}
         error = (await post(client, "/v1/chat/completions", {**CHAT, **fields}, 400))["error"]
         assert error["param"] == "response_format"
         assert "llguidance is not installed" in error["message"]
 
-    serve(llm, test)
 
-
-def test_what_cannot_be_imported_for_another_reason_is_no_fault_of_the_request(
+async def test_what_cannot_be_imported_for_another_reason_is_no_fault_of_the_request(
     llm: LLM, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def broken(*arguments: Any, **options: Any) -> Any:
         raise ImportError("cannot import name 'x' from 'y' (/a/folder/of/the/server)")
 
     monkeypatch.setattr(ChatCompletionRequest, "as_prompt", broken)
-
-    async def test(client: httpx.AsyncClient) -> None:
+    async with served(llm) as client:
         error = (await post(client, "/v1/chat/completions", CHAT, 500))["error"]
         assert error["message"] == "the server failed to answer this request"
-
-    serve(llm, test)

@@ -9,7 +9,7 @@ import httpx
 import pytest
 from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import TypeAdapter
-from support.in_process_server import serve
+from support.in_process_server import served
 from support.named_events import named_events
 
 from radixkv import LLM
@@ -69,8 +69,8 @@ async def responded(client: httpx.AsyncClient, **fields: Any) -> dict[str, Any]:
     return response
 
 
-def test_a_function_in_a_namespace_is_called_and_its_result_read(llm: LLM) -> None:
-    async def scenario(client: httpx.AsyncClient) -> None:
+async def test_a_function_in_a_namespace_is_called_and_its_result_read(llm: LLM) -> None:
+    async with served(llm) as client:
         choice = {"type": "function", "name": "multi_agent_v1__spawn_agent"}
         called = await responded(client, tool_choice=choice)
         (call,) = called["output"]
@@ -84,8 +84,6 @@ def test_a_function_in_a_namespace_is_called_and_its_result_read(llm: LLM) -> No
         assert cached >= called["usage"]["input_tokens"] - 1
         other = await responded(client, tool_choice={"type": "function", "name": "get_goal"})
         assert [(item["namespace"], item["name"]) for item in other["output"]] == [(None, "get_goal")]
-
-    serve(llm, scenario)
 
 
 def test_namespaces_keep_functions_of_one_name_apart() -> None:
@@ -112,14 +110,12 @@ def test_namespaces_keep_functions_of_one_name_apart() -> None:
         ([{**AGENTS, "name": "n" * 128}], f"got '{'n' * 20}"),
     ],
 )
-def test_tools_that_cannot_be_offered_are_refused_by_name(llm: LLM, tools: list[Any], named: str) -> None:
-    async def scenario(client: httpx.AsyncClient) -> None:
+async def test_tools_that_cannot_be_offered_are_refused_by_name(llm: LLM, tools: list[Any], named: str) -> None:
+    async with served(llm) as client:
         answer = await client.post("/v1/responses", json={**BODY, "tools": tools})
         assert answer.status_code == 400, answer.text
         assert answer.json()["error"]["param"] == "tools"
         assert named in answer.json()["error"]["message"]
-
-    serve(llm, scenario)
 
 
 def test_what_an_agent_tells_the_model_uncalled_is_the_user_s() -> None:
@@ -154,11 +150,9 @@ def test_a_note_stands_for_an_image_that_a_function_returned() -> None:
         ({"type": "function_call_output", "call_id": "c1", "output": [{"type": "input_file"}]}, "'input_file'"),
     ],
 )
-def test_other_parts_are_refused_by_their_type(llm: LLM, item: dict[str, Any], named: str) -> None:
-    async def scenario(client: httpx.AsyncClient) -> None:
+async def test_other_parts_are_refused_by_their_type(llm: LLM, item: dict[str, Any], named: str) -> None:
+    async with served(llm) as client:
         answer = await client.post("/v1/responses", json={**BODY, "input": [item]})
         assert answer.status_code == 400, answer.text
         assert f".0: parts of type {named} are not supported" in answer.json()["error"]["message"]
         assert ";" not in answer.json()["error"]["message"]
-
-    serve(llm, scenario)

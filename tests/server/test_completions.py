@@ -7,7 +7,7 @@ from typing import Any
 import httpx
 import openai
 import pytest
-from support.in_process_server import serve
+from support.in_process_server import served
 from support.replica_servers import tiny_model
 from support.server_process import MODEL
 
@@ -165,21 +165,18 @@ def test_beam_search(client: openai.OpenAI) -> None:
     assert streamed == [choice.text for choice in wide.choices]
 
 
-def test_the_token_that_ends_a_beam_is_not_in_its_text(default_tokenizer: Any) -> None:
+async def test_the_token_that_ends_a_beam_is_not_in_its_text(default_tokenizer: Any) -> None:
     """Special tokens are left out in any case; a model's end token need not be one."""
     model = tiny_model(len(default_tokenizer))
     model.generation_config.eos_token_id = list(range(2, 30000))
     llm = LLM(model, tokenizer=default_tokenizer, num_blocks=100)
-
-    async def scenario(client: httpx.AsyncClient) -> None:
+    async with served(llm) as client:
         body = {"prompt": "The sea is", "max_tokens": 60, "temperature": 0, "return_token_ids": True}
         for search in ({}, {"use_beam_search": True, "n": 1}, {"use_beam_search": True, "n": 3}):
             for choice in (await client.post("/v1/completions", json={**body, **search})).json()["choices"]:
                 assert choice["finish_reason"] == "stop"
                 assert choice["token_ids"][-1] in llm.engine.loaded.eos_token_ids
                 assert choice["text"] == default_tokenizer.decode(choice["token_ids"][:-1])
-
-    serve(llm, scenario)
 
 
 def test_null_max_tokens_is_the_default(client: openai.OpenAI) -> None:

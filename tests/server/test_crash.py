@@ -9,9 +9,8 @@ import threading
 from typing import Any
 from unittest.mock import Mock
 
-import httpx
 import pytest
-from support.in_process_server import make_client, serve
+from support.in_process_server import make_client, served
 
 from radixkv import LLM, AsyncLLM
 from radixkv.server.config import ServerConfig
@@ -25,7 +24,7 @@ class Panic(BaseException):
 
 
 @pytest.mark.parametrize("error", [ZeroDivisionError, Panic])
-def test_a_crashed_step_is_a_500_and_the_engine_goes_on(
+async def test_a_crashed_step_is_a_500_and_the_engine_goes_on(
     llm: LLM, monkeypatch: pytest.MonkeyPatch, error: type[BaseException]
 ) -> None:
     """A panic used to end the engine's thread unnoticed: requests hung, and /health stayed 200."""
@@ -38,8 +37,7 @@ def test_a_crashed_step_is_a_500_and_the_engine_goes_on(
         return run(*arguments)
 
     monkeypatch.setattr(llm.engine._runner, "run", crash_twice)
-
-    async def scenario(client: httpx.AsyncClient) -> None:
+    async with served(llm) as client:
         full = await client.post("/v1/completions", json=BODY)
         assert full.status_code == 500
         # The cause is logged, not sent to the client.
@@ -52,8 +50,6 @@ def test_a_crashed_step_is_a_500_and_the_engine_goes_on(
         assert done == "data: [DONE]"
         assert (await client.post("/v1/completions", json=BODY)).json()["choices"][0]["finish_reason"] == "length"
         assert (await client.get("/health")).status_code == 200
-
-    serve(llm, scenario)
 
 
 @pytest.mark.parametrize("error", [ZeroDivisionError, Panic])
@@ -80,19 +76,17 @@ def test_after_the_engine_s_death_everything_is_refused(
         llm.engine.abort(group.request.request_id)
 
 
-def test_a_panic_in_the_tokenizer_fails_its_request_only(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_panic_in_the_tokenizer_fails_its_request_only(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     def panic(*arguments: Any, **options: Any) -> Any:
         raise Panic("planted")
 
-    async def scenario(client: httpx.AsyncClient) -> None:
+    async with served(llm) as client:
         with monkeypatch.context() as broken:
             broken.setattr("radixkv.server.completions.as_prompts", panic)
             refused = await client.post("/v1/completions", json=BODY)
         assert refused.status_code == 500
         assert refused.json()["error"]["type"] == "server_error"
         assert (await client.post("/v1/completions", json=BODY)).status_code == 200
-
-    serve(llm, scenario)
 
 
 async def test_a_stuck_step_is_seen_and_fails_every_request(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,9 +6,8 @@ import itertools
 import json
 from typing import Any
 
-import httpx
 import pytest
-from support.in_process_server import serve
+from support.in_process_server import served
 
 from radixkv import LLM
 
@@ -70,7 +69,7 @@ def _with_fractions(value: Any) -> Any:
 
 
 @pytest.mark.parametrize("path", BODIES)
-def test_whole_numbers_may_be_written_with_a_fraction_of_zero(llm: LLM, path: str) -> None:
+async def test_whole_numbers_may_be_written_with_a_fraction_of_zero(llm: LLM, path: str) -> None:
     """As OpenAI and vLLM take them: some languages write no others."""
     whole = {**BODIES[path], **WHOLE[path]}
     fractions = {name: _with_fractions(value) for name, value in whole.items()}
@@ -81,8 +80,7 @@ def test_whole_numbers_may_be_written_with_a_fraction_of_zero(llm: LLM, path: st
     ]
     for name in ("n", "max_tokens"):  # neither text nor truth values are numbers
         broken += [({**whole, name: value}, "", name) for value in ("5", True, [1.0], 1e400)]
-
-    async def scenario(client: httpx.AsyncClient) -> None:
+    async with served(llm) as client:
         for body in (whole, fractions):
             response = await client.post(path, content=json.dumps(body), headers={"Content-Type": "application/json"})
             assert response.status_code == 200, response.text
@@ -92,11 +90,9 @@ def test_whole_numbers_may_be_written_with_a_fraction_of_zero(llm: LLM, path: st
             assert message in response.text
             assert name in response.text
 
-    serve(llm, scenario)
-
 
 @pytest.mark.parametrize("path", BODIES)
-def test_no_number_is_a_server_error(llm: LLM, path: str) -> None:
+async def test_no_number_is_a_server_error(llm: LLM, path: str) -> None:
     """A ``top_k`` of 2 ** 63 used to crash the step that it was in, with all requests of that step."""
     head = json.dumps(BODIES[path])[:-1]
     sent = [f'{head}, "{name}": {value}}}' for name in NUMBERS[path] for value in EXTREMES]
@@ -110,13 +106,10 @@ def test_no_number_is_a_server_error(llm: LLM, path: str) -> None:
             sent += [f'{{"prompt": [5, {value}]}}', f'{{"prompt": [[5], [{value}]]}}']
             sent += [f'{head}, "{name}": [{value}]}}' for name in ("stop_token_ids", "allowed_token_ids")]
             sent += [f'{head}, "logit_bias": {{"5": {value}}}}}', f'{head}, "logit_bias": {{"{value}": 1}}}}']
-
-    async def scenario(client: httpx.AsyncClient) -> None:
+    async with served(llm) as client:
         for body in sent:
             response = await client.post(path, content=body, headers={"Content-Type": "application/json"})
             assert response.status_code in (200, 400, 504), f"{response.status_code} for {body}"
-
-    serve(llm, scenario)
 
 
 def _of_chat(schema: str) -> str:
@@ -188,11 +181,10 @@ PLACES = {
 
 
 @pytest.mark.parametrize("where", WITH_SCHEMAS)
-def test_a_schema_with_a_number_that_is_not_finite_is_refused_by_its_place(llm: LLM, where: str) -> None:
+async def test_a_schema_with_a_number_that_is_not_finite_is_refused_by_its_place(llm: LLM, where: str) -> None:
     """Some of them were read as largest bounds, or left to the model, or what was said of them were Python's words."""
     path, template, opening = WITH_SCHEMAS[where]
-
-    async def scenario(client: httpx.AsyncClient) -> None:
+    async with served(llm) as client:
         numbers = ("1e999", "NaN", "-Infinity", "1" + "0" * 400)
         for number, (place, part) in itertools.product(numbers, PLACES.items()):
             schema = f'{{"type": "object", "properties": {{"a/b": {part.replace("NUMBER", number)}}}}}'
@@ -201,5 +193,3 @@ def test_a_schema_with_a_number_that_is_not_finite_is_refused_by_its_place(llm: 
             assert response.status_code == 400, response.text
             said = response.json()["error"]["message"]
             assert said.startswith(f"{opening}#/properties/a~1b/{place}: expected a finite number, of double precision")
-
-    serve(llm, scenario)

@@ -7,10 +7,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 from support.client_payloads import post
-from support.in_process_server import serve
+from support.in_process_server import served
 from support.model_zoo import build
 from support.sentencepiece_tokenizer import sentencepiece_tokenizer
 
@@ -48,12 +47,11 @@ def generation(tokenizer: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     "prompt", ["Hello world Hello", "<s>Hello wörld", "w", ["<s>", "▁Hello", "</s>", "▁world"], ["<s>"]]
 )
-def test_offsets_of_tokens_are_where_their_texts_are(
+async def test_offsets_of_tokens_are_where_their_texts_are(
     spaced_llm: LLM, tokenizer: Any, prompt: str | list[str], echo: bool, skip_special_tokens: bool
 ) -> None:
     """Tokens used to lose their spaces, and a special token that is not in the text moved all offsets after it."""
-
-    async def scenario(client: httpx.AsyncClient) -> None:
+    async with served(spaced_llm) as client:
         sent = prompt if isinstance(prompt, str) else tokenizer.convert_tokens_to_ids(prompt)
         fields = {"prompt": sent, "echo": echo, "skip_special_tokens": skip_special_tokens, "logprobs": 2}
         answer = await post(client, "/v1/completions", fields | generation(tokenizer))
@@ -76,15 +74,12 @@ def test_offsets_of_tokens_are_where_their_texts_are(
             (end,) = [offset + len(each) for each in shown if text.startswith(each, offset)][:1]
         assert end == len(text)
 
-    serve(spaced_llm, scenario)
 
-
-def test_bytes_of_chat_log_probabilities_are_the_content(spaced_llm: LLM, tokenizer: Any) -> None:
+async def test_bytes_of_chat_log_probabilities_are_the_content(spaced_llm: LLM, tokenizer: Any) -> None:
     """Content " world world" used to have the bytes "worldworld"."""
     fields = generation(tokenizer)
     del fields["logit_bias"][f"{tokenizer.convert_tokens_to_ids('</s>')}"]
-
-    async def scenario(client: httpx.AsyncClient) -> None:
+    async with served(spaced_llm) as client:
         body = {"messages": [{"role": "user", "content": "Hello"}], "logprobs": True, **fields}
         answer = await post(client, "/v1/chat/completions", body)
         (choice,) = answer["choices"]
@@ -93,8 +88,6 @@ def test_bytes_of_chat_log_probabilities_are_the_content(spaced_llm: LLM, tokeni
         tokens = choice["logprobs"]["content"]
         assert bytes(byte for token in tokens for byte in token["bytes"]).decode() == content
         assert "".join(token["token"] for token in tokens) == content
-
-    serve(spaced_llm, scenario)
 
 
 def test_words_with_and_without_a_space_are_apart_in_top_logprobs(tokenizer: Any) -> None:
@@ -106,13 +99,11 @@ def test_words_with_and_without_a_space_are_apart_in_top_logprobs(tokenizer: Any
     assert json.loads(encoded.encoded)["top_logprobs"] == [{" H": -1.0, "H": -1.0, " ": -1.0}]
 
 
-def test_token_strs_have_their_spaces(spaced_llm: LLM) -> None:
-    async def scenario(client: httpx.AsyncClient) -> None:
+async def test_token_strs_have_their_spaces(spaced_llm: LLM) -> None:
+    async with served(spaced_llm) as client:
         answer = await post(client, "/tokenize", {"prompt": "Hello world  é!", "return_token_strs": True})
         strings = ["<s>", " Hello", " world", " ", " ", "bytes:\\xc3", "bytes:\\xa9", "!"]
         assert answer["token_strs"] == strings
-
-    serve(spaced_llm, scenario)
 
 
 def test_decoded_tokens_have_their_spaces(spaced_llm: LLM, tokenizer: Any) -> None:

@@ -11,9 +11,8 @@ import threading
 from typing import Any
 from unittest.mock import Mock
 
-import httpx
 import pytest
-from support.in_process_server import serve
+from support.in_process_server import served
 
 from radixkv import LLM
 from radixkv.outputs import Logprob
@@ -126,10 +125,9 @@ def test_of_tokens_with_one_text_the_chosen_one_counts_else_the_likeliest() -> N
         assert encoded["top_logprobs"] == [top]
 
 
-def test_special_tokens_that_are_left_out_have_no_length(llm: LLM) -> None:
+async def test_special_tokens_that_are_left_out_have_no_length(llm: LLM) -> None:
     """An answer without text used to have offsets of 0, 10, 20 and 30."""
-
-    async def scenario(client: httpx.AsyncClient) -> None:
+    async with served(llm) as client:
         body = {"prompt": "The capital of France is", "max_tokens": 4, "temperature": 0, "logprobs": 0}
         body |= {"ignore_eos": True, "logit_bias": {"2": 100}}
         shown = {**body, "skip_special_tokens": False}
@@ -141,11 +139,9 @@ def test_special_tokens_that_are_left_out_have_no_length(llm: LLM) -> None:
             (choice,) = (await client.post("/v1/completions", json=fields)).json()["choices"]
             assert (choice["text"], choice["logprobs"]["text_offset"]) == (text, offsets)
 
-    serve(llm, scenario)
-
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_many_log_probabilities_are_not_written_in_the_event_loop(
+async def test_many_log_probabilities_are_not_written_in_the_event_loop(
     llm: LLM, monkeypatch: pytest.MonkeyPatch, stream: bool
 ) -> None:
     """64 answers of 512 tokens with 20 each used to block it for 13 s."""
@@ -160,8 +156,7 @@ def test_many_log_probabilities_are_not_written_in_the_event_loop(
 
     monkeypatch.setattr(chat_completions, "encode_chat_logprobs", noting(encode_chat_logprobs))
     monkeypatch.setattr(completions, "encode_completion_logprobs", noting(encode_completion_logprobs))
-
-    async def scenario(client: httpx.AsyncClient) -> None:
+    async with served(llm) as client:
         body = {"max_tokens": 20, "ignore_eos": True, "n": 2, "seed": 1}
         chat = {**body, "messages": [{"role": "user", "content": "Hi"}], "logprobs": True, "top_logprobs": 20}
         for answer in (await client.post("/v1/chat/completions", json=chat)).json()["choices"]:
@@ -173,5 +168,3 @@ def test_many_log_probabilities_are_not_written_in_the_event_loop(
         assert response.status_code == 200
         assert len(writers) > 2
         assert stream or threading.get_ident() not in writers  # single tokens need not go to the thread
-
-    serve(llm, scenario)

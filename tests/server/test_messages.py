@@ -16,7 +16,7 @@ import httpx
 import pytest
 from pydantic import TypeAdapter
 from support.chat_templates import TEMPLATES, make_tokenizer
-from support.in_process_server import serve
+from support.in_process_server import served
 from support.messages_requests import BODY, IMAGE, QUESTION, RESULT, TEXT, USE
 from support.model_zoo import build
 from support.named_events import named_events
@@ -52,8 +52,8 @@ def events_of(text: str) -> list[dict[str, Any]]:
     return events
 
 
-def test_a_message_and_its_stream_are_the_chat_s_answer(llm: LLM) -> None:
-    async def scenario(client: httpx.AsyncClient) -> None:
+async def test_a_message_and_its_stream_are_the_chat_s_answer(llm: LLM) -> None:
+    async with served(llm) as client:
         messages = [{"role": "system", "content": "Be brief.\nAlways."}, QUESTION]
         chat = await client.post(
             "/v1/chat/completions", json={"messages": messages, "max_tokens": 12, "temperature": 0}
@@ -82,11 +82,9 @@ def test_a_message_and_its_stream_are_the_chat_s_answer(llm: LLM) -> None:
         assert events[-2]["delta"] == {"stop_reason": "max_tokens", "stop_sequence": None}
         assert events[-2]["usage"] == usage
 
-    serve(llm, scenario)
 
-
-def test_stop_sequences_prefilled_answers_and_ends(default_llm: LLM) -> None:
-    async def scenario(client: httpx.AsyncClient) -> None:
+async def test_stop_sequences_prefilled_answers_and_ends(default_llm: LLM) -> None:
+    async with served(default_llm) as client:
         text = (await create(client))["content"][0]["text"]
         stop = text.split()[1]
         stopped = await create(client, stop_sequences=["never", stop])
@@ -98,13 +96,10 @@ def test_stop_sequences_prefilled_answers_and_ends(default_llm: LLM) -> None:
         ended = await create(client, messages=[{"role": "user", "content": "Say hi."}], max_tokens=60)
         assert (ended["stop_reason"], ended["stop_sequence"]) == ("end_turn", None)
 
-    serve(default_llm, scenario)
 
-
-def test_an_answer_without_text_has_no_block_whole_or_streamed(llm: LLM) -> None:
+async def test_an_answer_without_text_has_no_block_whole_or_streamed(llm: LLM) -> None:
     """The whole message had an empty block of text, which no event announced, and which Anthropic's answers do not have."""
-
-    async def scenario(client: httpx.AsyncClient) -> None:
+    async with served(llm) as client:
         fields = {"stop_sequences": [(await create(client))["content"][0]["text"][0]]}
         whole = await create(client, **fields)
         assert (whole["content"], whole["stop_reason"]) == ([], "stop_sequence")
@@ -112,27 +107,21 @@ def test_an_answer_without_text_has_no_block_whole_or_streamed(llm: LLM) -> None
         kinds = [event["type"] for event in events_of(response.text)]
         assert kinds == ["message_start", "message_delta", "message_stop"]
 
-    serve(llm, scenario)
 
-
-def test_an_empty_last_answer_is_no_prefill(llm: LLM) -> None:
+async def test_an_empty_last_answer_is_no_prefill(llm: LLM) -> None:
     """An empty text used to be refused where an empty list of blocks was not."""
-
-    async def scenario(client: httpx.AsyncClient) -> None:
+    async with served(llm) as client:
         expected = (await create(client))["content"]
         for content in ("", [], [{"type": "text", "text": ""}]):
             answer = await create(client, messages=[QUESTION, {"role": "assistant", "content": content}])
             assert answer["content"] == expected
 
-    serve(llm, scenario)
 
-
-def test_a_tool_is_used_and_its_result_read(default_llm: LLM) -> None:
+async def test_a_tool_is_used_and_its_result_read(default_llm: LLM) -> None:
     city = {"type": "object", "properties": {"city": {"enum": ["Bonn", "Rome"]}}, "required": ["city"]}
     tools = [{"name": "weather", "description": "Tells the weather.", "input_schema": city}]
     question = {"role": "user", "content": "What is the weather in Rome?"}
-
-    async def scenario(client: httpx.AsyncClient) -> None:
+    async with served(default_llm) as client:
         fields: dict[str, Any] = {"messages": [question], "tools": tools, "max_tokens": 80}
         called = await create(client, **fields, tool_choice={"type": "tool", "name": "weather"})
         assert called["stop_reason"] == "tool_use"
@@ -168,11 +157,10 @@ def test_a_tool_is_used_and_its_result_read(default_llm: LLM) -> None:
         )
         assert counted.json()["input_tokens"] == usage["input_tokens"] + usage["cache_read_input_tokens"]
 
-    serve(default_llm, scenario)
 
+async def test_errors_have_anthropic_s_form_wherever_they_arise(llm: LLM) -> None:
+    async with served(llm, tenants=Tenants(["ann"])) as client:
 
-def test_errors_have_anthropic_s_form_wherever_they_arise(llm: LLM) -> None:
-    async def scenario(client: httpx.AsyncClient) -> None:
         async def error(key: dict[str, str] | None = None, content: bytes | None = None, **fields: Any) -> Any:
             headers = {"x-api-key": "ann", "content-type": "application/json"} if key is None else key
             sent = json.dumps({**BODY, **fields}).encode() if content is None else content
@@ -231,8 +219,6 @@ def test_errors_have_anthropic_s_form_wherever_they_arise(llm: LLM) -> None:
             assert found
             assert int(found[1]) > int(found[2])
 
-    serve(llm, scenario, tenants=Tenants(["ann"]))
-
 
 @pytest.mark.parametrize(
     ("source", "wrong"),
@@ -250,10 +236,11 @@ def test_errors_have_anthropic_s_form_wherever_they_arise(llm: LLM) -> None:
         ("x", ": expected a valid dictionary"),
     ],
 )
-def test_a_document_of_text_with_a_wrong_field_is_not_taken_for_another_kind(llm: LLM, source: Any, wrong: str) -> None:
+async def test_a_document_of_text_with_a_wrong_field_is_not_taken_for_another_kind(
+    llm: LLM, source: Any, wrong: str
+) -> None:
     """In a tool's result, a note stood for its text; from the user, it was refused as if it were no text."""
-
-    async def scenario(client: httpx.AsyncClient) -> None:
+    async with served(llm) as client:
         document = {"type": "document", "source": source}
         for path, block in (("source", document), ("content.0.source", {**RESULT, "content": [document]})):
             messages = [{"role": "user", "content": [block]}]
@@ -261,13 +248,10 @@ def test_a_document_of_text_with_a_wrong_field_is_not_taken_for_another_kind(llm
             assert response.status_code == 400
             assert f"messages.0.content.0.{path}{wrong}" in response.json()["error"]["message"]
 
-    serve(llm, scenario)
 
-
-def test_a_crash_is_an_error_or_the_last_event(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_crash_is_an_error_or_the_last_event(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(llm.engine._runner, "run", Mock(side_effect=ZeroDivisionError("planted")))
-
-    async def scenario(client: httpx.AsyncClient) -> None:
+    async with served(llm) as client:
         whole = await client.post("/v1/messages", json=BODY)
         assert (whole.status_code, whole.json()["error"]["type"]) == (500, "api_error")
         streamed = await client.post("/v1/messages", json={**BODY, "stream": True})
@@ -275,22 +259,17 @@ def test_a_crash_is_an_error_or_the_last_event(llm: LLM, monkeypatch: pytest.Mon
         assert (event["type"], event["error"]["type"]) == ("error", "api_error")
         assert "planted" not in whole.text + streamed.text
 
-    serve(llm, scenario)
 
-
-def test_an_unexpected_error_has_anthropic_s_form_too(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_unexpected_error_has_anthropic_s_form_too(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     crash = Mock(side_effect=ZeroDivisionError("planted"))
     monkeypatch.setattr("radixkv.server.messages.routes.as_chat_request", crash)
-
-    async def scenario(client: httpx.AsyncClient) -> None:
+    async with served(llm) as client:
         response = await client.post("/v1/messages", json=BODY)
         assert (response.status_code, response.json()["error"]["type"]) == (500, "api_error")
 
-    serve(llm, scenario)
 
-
-def test_fields_of_unsupported_features_are_accepted_where_they_request_nothing(llm: LLM) -> None:
-    async def scenario(client: httpx.AsyncClient) -> None:
+async def test_fields_of_unsupported_features_are_accepted_where_they_request_nothing(llm: LLM) -> None:
+    async with served(llm) as client:
         output: Any = {"output_config": {"task_budget": None}, "thinking": {"type": "disabled", "block_binding": None}}
         nothing = ("thread", "fallbacks", "fallback_credit_token", "billing_policy", "compaction")
         await create(client, **dict.fromkeys(nothing), **output)
@@ -313,13 +292,11 @@ def test_fields_of_unsupported_features_are_accepted_where_they_request_nothing(
             assert "not supported" in refused.json()["error"]["message"]
             assert "details" not in refused.json()["error"]
 
-    serve(llm, scenario)
 
-
-def test_conversations_that_differ_in_their_billing_header_share_the_rest(llm: LLM) -> None:
+async def test_conversations_that_differ_in_their_billing_header_share_the_rest(llm: LLM) -> None:
     """Claude Code's header stands before everything, so no conversation found what another had computed."""
+    async with served(llm) as client:
 
-    async def scenario(client: httpx.AsyncClient) -> None:
         def system(version: str) -> list[dict[str, Any]]:
             header = f"x-anthropic-billing-header: cc_version={version}; cc_entrypoint=cli;"
             return [{"type": "text", "text": header}, {"type": "text", "text": "You sort billing headers. " * 8}]
@@ -327,8 +304,6 @@ def test_conversations_that_differ_in_their_billing_header_share_the_rest(llm: L
         first, second = [(await create(client, system=system(each)))["usage"] for each in ("2.1.99e", "2.1.0a4")]
         num_prompt = first["input_tokens"] + first["cache_read_input_tokens"]
         assert (second["input_tokens"], second["cache_read_input_tokens"]) == (1, num_prompt - 1)
-
-    serve(llm, scenario)
 
 
 def events_for(content: MessageContent, pieces: Sequence[AnswerPiece]) -> list[tuple[str, int]]:
@@ -380,12 +355,11 @@ def test_thinking_that_is_not_to_be_shown_leaves_an_empty_block() -> None:
     ]
 
 
-def test_thinking_is_counted_whether_it_is_shown_or_not() -> None:
+async def test_thinking_is_counted_whether_it_is_shown_or_not() -> None:
     tokenizer = make_tokenizer(TEMPLATES["think_open"])
     # By this seed, the last token has a text.
     llm = LLM(build("llama", {"vocab_size": len(tokenizer)}, seed=1), tokenizer=tokenizer, num_blocks=40)
-
-    async def scenario(client: httpx.AsyncClient) -> None:
+    async with served(llm) as client:
         shown, hidden = [
             await create(client, thinking={"type": "adaptive", "display": display}) for display in (None, "omitted")
         ]
@@ -394,5 +368,3 @@ def test_thinking_is_counted_whether_it_is_shown_or_not() -> None:
         assert hidden["content"] == [{**block, "thinking": ""}]
         for usage in (shown["usage"], hidden["usage"]):
             assert usage["output_tokens_details"] == {"thinking_tokens": usage["output_tokens"]}
-
-    serve(llm, scenario)

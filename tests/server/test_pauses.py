@@ -8,9 +8,8 @@ import threading
 from typing import Any
 
 import fastapi
-import httpx
 import pytest
-from support.in_process_server import serve
+from support.in_process_server import served
 
 from radixkv import LLM
 from radixkv.sampling.grammar import structured_output
@@ -19,7 +18,9 @@ from radixkv.sampling_params import StructuredOutputsParams
 from radixkv.server.pauses import avoid_pauses
 
 
-def test_the_description_of_the_api_is_written_once_and_elsewhere(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_description_of_the_api_is_written_once_and_elsewhere(
+    llm: LLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A thousand requests for it, which need no key, used to block the event loop for 6 s."""
     describe = fastapi.FastAPI.openapi
     threads: list[threading.Thread] = []
@@ -29,14 +30,11 @@ def test_the_description_of_the_api_is_written_once_and_elsewhere(llm: LLM, monk
         return describe(app)
 
     monkeypatch.setattr(fastapi.FastAPI, "openapi", openapi)
-
-    async def scenario(client: httpx.AsyncClient) -> None:
+    async with served(llm) as client:
         responses = await asyncio.gather(*(client.get("/openapi.json") for _ in range(3)))
         assert "/v1/completions" in responses[0].json()["paths"]
         assert len({response.content for response in responses}) == 1
         assert responses[0].headers["Content-Type"] == "application/json"
-
-    serve(llm, scenario)
     (thread,) = threads
     assert thread is not threading.main_thread()
 

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-import httpx
 import pytest
 from support.drafters import speculator
-from support.in_process_server import serve
+from support.in_process_server import served
 
 from radixkv import LLM
 from radixkv.drafting.sources import PredictionDrafter
@@ -22,10 +21,10 @@ QUESTION = {
 }
 
 
-def test_a_prediction_is_a_draft(default_llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_prediction_is_a_draft(default_llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(default_llm.engine, "_speculator", speculator(default_llm, [PredictionDrafter()]))
+    async with served(default_llm) as client:
 
-    async def scenario(client: httpx.AsyncClient) -> None:
         async def ask(**fields: Any) -> dict[str, Any]:
             response = await client.post("/v1/chat/completions", json={**QUESTION, **fields})
             answer: dict[str, Any] = response.json()
@@ -54,8 +53,6 @@ def test_a_prediction_is_a_draft(default_llm: LLM, monkeypatch: pytest.MonkeyPat
         refused = await client.post("/v1/chat/completions", json={**QUESTION, "prediction": {"type": "content"}})
         assert refused.status_code == 400
         assert refused.json()["error"]["param"].startswith("prediction")
-
-    serve(default_llm, scenario)
 
 
 def test_a_prediction_for_generate(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,7 @@ from unittest.mock import Mock
 
 import httpx
 import pytest
-from support.in_process_server import make_client, serve
+from support.in_process_server import make_client, served
 from support.stalled_loop import stalling
 from support.tenant_keys import bearer, entry, tokens_left
 
@@ -104,22 +104,19 @@ def test_a_beam_search_that_is_ended_early_is_charged_what_it_might_have_taken(l
         assert bucket.level == left
 
 
-def test_a_search_that_does_not_say_how_long_it_may_be_stays_within_a_keys_limit(llm: LLM) -> None:
+async def test_a_search_that_does_not_say_how_long_it_may_be_stays_within_a_keys_limit(llm: LLM) -> None:
     """It was refused: it counted as asking for all that the model has room for."""
 
     tenants = Tenants(keys={"ann": entry("a", max_tokens=8)})
-
-    async def scenario(client: httpx.AsyncClient) -> None:
+    async with served(llm, tenants=tenants) as client:
         messages = [{"role": "user", "content": "Count."}]
         body = {"messages": messages, "ignore_eos": True, "use_beam_search": True, "n": 2}
         answer = await client.post("/v1/chat/completions", json=body, headers=bearer("a"))
         assert answer.json()["usage"]["completion_tokens"] == 2 * 8, answer.text
 
-    serve(llm, scenario, tenants=tenants)
-
 
 @pytest.mark.parametrize("fields", [{}, {"use_beam_search": True, "n": 2}])
-def test_what_ends_in_the_queue_is_charged_nothing(
+async def test_what_ends_in_the_queue_is_charged_nothing(
     llm: LLM, monkeypatch: pytest.MonkeyPatch, fields: dict[str, Any]
 ) -> None:
     """It was charged its prompt, and a beam search all that it might have taken, though nothing was computed."""
@@ -127,17 +124,14 @@ def test_what_ends_in_the_queue_is_charged_nothing(
 
     tenants = Tenants(keys={"ann": entry("a", tokens_per_minute=5000)})
     limits = RateLimits(lambda: 0.0)
-
-    async def scenario(client: httpx.AsyncClient) -> None:
+    async with served(llm, tenants=tenants, rate_limits=limits, config=ServerConfig(queue_timeout=0.05)) as client:
         answer = await client.post("/v1/completions", json=BODY | fields, headers=bearer("a"))
         assert answer.status_code == 504, answer.text
         assert await tokens_left(client, "a") == 5000
 
-    serve(llm, scenario, tenants=tenants, rate_limits=limits, config=ServerConfig(queue_timeout=0.05))
-
 
 @pytest.mark.parametrize(("fields", "charged"), [({}, 3), ({"use_beam_search": True, "n": 2}, 3 + 2 + 4 * 4)])
-def test_prompts_that_had_begun_when_others_were_not_accepted_yet_are_charged(
+async def test_prompts_that_had_begun_when_others_were_not_accepted_yet_are_charged(
     llm: LLM, monkeypatch: pytest.MonkeyPatch, fields: dict[str, Any], charged: int
 ) -> None:
     """A request over replicas that was left then, or took too long, used to be refunded whole, whatever was computed."""
@@ -150,60 +144,50 @@ def test_prompts_that_had_begun_when_others_were_not_accepted_yet_are_charged(
     monkeypatch.setattr(AsyncLLM, "submit", begin_one)
 
     tenants = Tenants(keys={"ann": entry("a", requests_per_minute=9, tokens_per_minute=5000)})
-
-    async def scenario(client: httpx.AsyncClient) -> None:
+    config = ServerConfig(queue_timeout=900)
+    async with served(llm, tenants=tenants, rate_limits=RateLimits(lambda: 0.0), config=config) as client:
         body = BODY | {"prompt": [[5, 6, 7], [8, 9]]} | fields
         answer = await client.post("/v1/completions", json=body, headers=bearer("a"))
         assert answer.status_code == 504, answer.text
         assert answer.headers["x-ratelimit-remaining-requests"] == "8"
         assert await tokens_left(client, "a") == 5000 - charged
 
-    config = ServerConfig(queue_timeout=900)
-    serve(llm, scenario, tenants=tenants, rate_limits=RateLimits(lambda: 0.0), config=config)
 
-
-def test_a_beam_search_that_finds_fewer_than_were_asked_for_is_complete(llm: LLM) -> None:
+async def test_a_beam_search_that_finds_fewer_than_were_asked_for_is_complete(llm: LLM) -> None:
     """It counted as ended early: what it had reserved was not given back, and the next prompt's beams took its indexes."""
     lines: list[str] = []
     search = {"use_beam_search": True, "n": 4, "max_tokens": 50, "structured_outputs": {"choice": ["a", "b"]}}
 
     tenants = Tenants(keys={"ann": entry("a", tokens_per_minute=5000)})
-
-    async def scenario(client: httpx.AsyncClient) -> None:
+    async with served(llm, tenants=tenants, rate_limits=RateLimits(lambda: 0.0), write_log=lines.append) as client:
         body = {"prompt": ["The sky is", "One"], "echo": True, **search}
         answer = (await client.post("/v1/completions", json=body, headers=bearer("a"))).json()
         assert [(choice["index"], choice["text"][:-1]) for choice in answer["choices"]] == [
             *((0, "The sky is"), (1, "The sky is"), (4, "One"), (5, "One"))
         ]
         assert await tokens_left(client, "a") == 5000 - answer["usage"]["total_tokens"]
-
-    serve(llm, scenario, tenants=tenants, rate_limits=RateLimits(lambda: 0.0), write_log=lines.append)
     assert json.loads(lines[0])["complete"] is True
 
 
-def test_a_beam_search_is_charged_for_the_beams_that_it_does_not_return_too(llm: LLM) -> None:
+async def test_a_beam_search_is_charged_for_the_beams_that_it_does_not_return_too(llm: LLM) -> None:
     """With n=1, a wide search used to be charged no more than one answer."""
 
     tenants = Tenants(keys={"ann": entry("a", tokens_per_minute=5000)})
     limits = RateLimits(lambda: 0.0)
-
-    async def scenario(client: httpx.AsyncClient) -> None:
+    async with served(llm, tenants=tenants, rate_limits=limits) as client:
         body = {"prompt": ["One,", "Two,"], "use_beam_search": True, "beam_width": 6, "max_tokens": 8}
         answer = await client.post("/v1/completions", json=body | {"ignore_eos": True}, headers=bearer("a"))
         usage = answer.json()["usage"]
         assert usage["completion_tokens"] == 2 * 8
         assert await tokens_left(client, "a") == 5000 - usage["prompt_tokens"] - 2 * 6 * 8
 
-    serve(llm, scenario, tenants=tenants, rate_limits=limits)
 
-
-def test_a_page_of_an_allowed_origin_can_read_what_is_left(llm: LLM) -> None:
+async def test_a_page_of_an_allowed_origin_can_read_what_is_left(llm: LLM) -> None:
     tenants = Tenants(keys={"ann": entry("a", requests_per_minute=1, tokens_per_minute=600)})
     headers = {**bearer("a"), "Origin": "https://app.example"}
 
     config = ServerConfig(cors_origins=["https://app.example"])
-
-    async def scenario(client: httpx.AsyncClient) -> None:
+    async with served(llm, tenants=tenants, config=config) as client:
         for status in (200, 429):
             answer = await client.post("/v1/completions", json=BODY, headers=headers)
             assert answer.status_code == status
@@ -211,10 +195,8 @@ def test_a_page_of_an_allowed_origin_can_read_what_is_left(llm: LLM) -> None:
             assert len(sent) == 6
             assert sent <= set(answer.headers["access-control-expose-headers"].split(", "))
 
-    serve(llm, scenario, tenants=tenants, config=config)
 
-
-def test_limits_are_refused_with_what_a_client_needs_to_know(llm: LLM) -> None:
+async def test_limits_are_refused_with_what_a_client_needs_to_know(llm: LLM) -> None:
     now = [0.0]
     keys = {
         "ann": entry("a", requests_per_minute=3, tokens_per_minute=600, max_tokens=10, max_num_seqs=2),
@@ -225,8 +207,7 @@ def test_limits_are_refused_with_what_a_client_needs_to_know(llm: LLM) -> None:
         return await client.post("/v1/completions", json=BODY | fields, headers=bearer(key))
 
     tenants = Tenants(keys=keys)
-
-    async def scenario(client: httpx.AsyncClient) -> None:
+    async with served(llm, tenants=tenants, rate_limits=RateLimits(lambda: now[0])) as client:
         for fields, param in (
             ({"max_tokens": 11}, "max_tokens"),
             ({"n": 3, "temperature": 1}, "n"),
@@ -258,17 +239,14 @@ def test_limits_are_refused_with_what_a_client_needs_to_know(llm: LLM) -> None:
         answer = await client.post("/v1/chat/completions", json=chat, headers=bearer("a"))
         assert answer.json()["usage"]["completion_tokens"] == 10
 
-    serve(llm, scenario, tenants=tenants, rate_limits=RateLimits(lambda: now[0]))
 
-
-def test_a_default_number_of_tokens_stays_within_a_keys_limit(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_default_number_of_tokens_stays_within_a_keys_limit(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     """Requests without a length used to be refused for the default length of the endpoint or the model."""
     loaded = replace(llm.engine.loaded, sampling_defaults={**llm.engine.loaded.sampling_defaults, "max_tokens": 64})
     monkeypatch.setattr(llm.engine, "loaded", loaded)
 
     tenants = Tenants(keys={"ann": entry("a", max_tokens=8), "bob": entry("b")})
-
-    async def scenario(client: httpx.AsyncClient) -> None:
+    async with served(llm, tenants=tenants) as client:
         chat = {"messages": [{"role": "user", "content": "Count."}], "ignore_eos": True}
         for path, body in (("completions", {"prompt": "x", "ignore_eos": True}), ("chat/completions", chat)):
             answer = await client.post(f"/v1/{path}", json=body, headers=bearer("a"))
@@ -278,10 +256,8 @@ def test_a_default_number_of_tokens_stays_within_a_keys_limit(llm: LLM, monkeypa
         refused = await client.post("/v1/chat/completions", json=chat | {"min_tokens": 9}, headers=bearer("a"))
         assert refused.json()["error"]["param"] == "min_tokens"
 
-    serve(llm, scenario, tenants=tenants)
 
-
-def test_explanations_are_bounded_and_cost_nobody_who_is_refused_a_step(
+async def test_explanations_are_bounded_and_cost_nobody_who_is_refused_a_step(
     llm: LLM, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Hundreds of prompts used to be looked up, while all streams waited, before the key's limits refused the request."""
@@ -296,8 +272,7 @@ def test_explanations_are_bounded_and_cost_nobody_who_is_refused_a_step(
 
     tenants = Tenants(keys={"ann": entry("a", requests_per_minute=1)})
     limits = RateLimits(lambda: 0.0)
-
-    async def scenario(client: httpx.AsyncClient) -> None:
+    async with served(llm, tenants=tenants, rate_limits=limits) as client:
         for prompts, status in ((17, 400), (2, 200), (1, 429)):
             body = BODY | {"prompt": [[5, 6, 7]] * prompts, "explain_cache": True}
             answer = await client.post("/v1/completions", json=body, headers=bearer("a"))
@@ -305,8 +280,6 @@ def test_explanations_are_bounded_and_cost_nobody_who_is_refused_a_step(
             if status == 400:
                 assert answer.json()["error"]["param"] == "explain_cache"
             assert len(looked_up) == (0 if status == 400 else 2)
-
-    serve(llm, scenario, tenants=tenants, rate_limits=limits)
 
 
 async def test_a_key_that_is_removed_while_its_request_is_prepared_keeps_its_limits(llm: LLM) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import httpx
 import pytest
 from starlette.types import Message, Receive, Scope, Send
-from support.in_process_server import serve
+from support.in_process_server import served
 
 from radixkv import LLM
 from radixkv.server.access.rate_limits import RATE_LIMIT_HEADERS
@@ -23,12 +23,11 @@ from radixkv.server.middleware.request_log import RequestLog, _AccessLogFile, op
 TEXT = {"prompt": "The quick brown fox " * 8, "max_tokens": 3, "temperature": 0, "ignore_eos": True}
 
 
-def test_lines_of_the_access_log(llm: LLM) -> None:
+async def test_lines_of_the_access_log(llm: LLM) -> None:
     lines: list[str] = []
 
     config = ServerConfig(cors_origins=["https://app.example"])
-
-    async def scenario(client: httpx.AsyncClient) -> None:
+    async with served(llm, tenants=Tenants(["key"]), config=config, write_log=lines.append) as client:
         client.headers["Authorization"] = "Bearer key"
 
         async def log_of(method: str, path: str, **request: Any) -> tuple[httpx.Response, dict[str, Any]]:
@@ -85,8 +84,6 @@ def test_lines_of_the_access_log(llm: LLM) -> None:
         other, _ = await log_of("POST", "/v1/completions", json={}, headers={"Origin": "https://other.example"})
         assert "access-control-allow-origin" not in other.headers
 
-    serve(llm, scenario, tenants=Tenants(["key"]), config=config, write_log=lines.append)
-
 
 def test_who_disconnects_before_an_answer_has_no_status_in_the_log() -> None:
     """The status of the answer that nobody got used to be logged: 400, as if the client had sent something wrong."""
@@ -108,8 +105,8 @@ def test_who_disconnects_before_an_answer_has_no_status_in_the_log() -> None:
     assert json.loads(line)["status"] is None
 
 
-def test_without_an_option_no_origin_is_allowed(llm: LLM) -> None:
-    async def scenario(client: httpx.AsyncClient) -> None:
+async def test_without_an_option_no_origin_is_allowed(llm: LLM) -> None:
+    async with served(llm) as client:
         response = await client.get("/version", headers={"Origin": "https://app.example"})
         assert "access-control-allow-origin" not in response.headers
         assert "x-request-id" in response.headers
@@ -117,8 +114,6 @@ def test_without_an_option_no_origin_is_allowed(llm: LLM) -> None:
         for headers in ({"content-type": "text/plain"}, {}):
             refused = await client.post("/v1/completions", content=json.dumps(TEXT), headers=headers)
             assert (refused.status_code, "application/json" in refused.text) == (400, True), refused.text
-
-    serve(llm, scenario)
 
 
 def test_a_log_that_was_moved_away_is_begun_anew(tmp_path: Path) -> None:

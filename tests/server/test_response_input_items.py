@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-import httpx
 import openai
 import pytest
 from openai.types.responses import ResponseItem
 from openai.types.responses.response_item_list import ResponseItemList
 from pydantic import TypeAdapter
-from support.in_process_server import serve
+from support.in_process_server import served
 from support.response_requests import create
 from support.server_process import MODEL
 from support.tenant_keys import bearer
@@ -114,17 +113,15 @@ def test_items_are_listed_in_openai_s_form() -> None:
         ({"after": "msg_1"}, 404, "after"),
     ],
 )
-def test_impossible_pages_are_refused_by_name(llm: LLM, query: dict[str, Any], status: int, param: str) -> None:
-    async def scenario(client: httpx.AsyncClient) -> None:
+async def test_impossible_pages_are_refused_by_name(llm: LLM, query: dict[str, Any], status: int, param: str) -> None:
+    async with served(llm) as client:
         path = f"/v1/responses/{(await create(client, max_output_tokens=1))['id']}/input_items"
         refused = await client.get(path, params=query)
         assert (refused.status_code, refused.json()["error"]["param"]) == (status, param), refused.text
 
-    serve(llm, scenario)
 
-
-def test_items_are_those_of_the_tenant_and_none_of_what_is_not_stored(llm: LLM) -> None:
-    async def scenario(client: httpx.AsyncClient) -> None:
+async def test_items_are_those_of_the_tenant_and_none_of_what_is_not_stored(llm: LLM) -> None:
+    async with served(llm, tenants=Tenants(["ann", "bob"])) as client:
         client.headers.update(bearer("ann"))
         kept, unkept = [
             (await create(client, max_output_tokens=1, **fields))["id"] for fields in ({}, {"store": False})
@@ -141,5 +138,3 @@ def test_items_are_those_of_the_tenant_and_none_of_what_is_not_stored(llm: LLM) 
         assert after == {"object": "list", "data": [], "first_id": None, "last_id": None, "has_more": False}
         assert (await client.get(path, headers=bearer("bob"))).status_code == 404
         assert (await client.get(f"/v1/responses/{unkept}/input_items")).status_code == 404
-
-    serve(llm, scenario, tenants=Tenants(["ann", "bob"]))

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-import httpx
 import pytest
-from support.in_process_server import serve
+from support.in_process_server import served
 from support.named_events import named_events
 from support.response_requests import BODY, EVENT, create
 
@@ -17,8 +16,8 @@ from radixkv.server.responses.store import ResponseStore
 INCLUDED: dict[str, Any] = {"include": ["message.output_text.logprobs"]}
 
 
-def test_log_probabilities_are_those_of_the_chat(llm: LLM) -> None:
-    async def scenario(client: httpx.AsyncClient) -> None:
+async def test_log_probabilities_are_those_of_the_chat(llm: LLM) -> None:
+    async with served(llm) as client:
         messages = [{"role": "user", "content": BODY["input"]}]
         fields = {"max_tokens": 12, "temperature": 0, "logprobs": True, "top_logprobs": 2}
         chat = await client.post("/v1/chat/completions", json={"messages": messages, **fields})
@@ -57,31 +56,25 @@ def test_log_probabilities_are_those_of_the_chat(llm: LLM) -> None:
             listed = (await client.get(f"/v1/responses/{again['id']}/input_items")).json()["data"]
             assert listed[1]["content"] == [{"type": "output_text", "text": part["text"], "annotations": []}]
 
-    serve(llm, scenario)
 
-
-def test_what_continues_a_response_does_not_count_for_its_log_probabilities(llm: LLM) -> None:
+async def test_what_continues_a_response_does_not_count_for_its_log_probabilities(llm: LLM) -> None:
     """It has none of them, so that a conversation could not be continued long before it took as much."""
-
-    async def scenario(client: httpx.AsyncClient) -> None:
+    async with served(llm, responses=ResponseStore(max_bytes=36_000)) as client:
         first = await create(client, **INCLUDED, top_logprobs=20)
         second = await create(client, **INCLUDED, top_logprobs=20, previous_response_id=first["id"])
         assert len((await client.get(f"/v1/responses/{second['id']}")).content) > 15_000
         assert (await client.get(f"/v1/responses/{first['id']}")).status_code == 404  # displaced
         assert await create(client, previous_response_id=second["id"])
 
-    serve(llm, scenario, responses=ResponseStore(max_bytes=36_000))
-
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_more_than_a_response_may_hold_are_refused(llm: LLM, stream: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_more_than_a_response_may_hold_are_refused(
+    llm: LLM, stream: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Also in a stream, the last event of which holds them all; but the error advised to stream."""
     monkeypatch.setattr(response_size, "MAX_RETURNED_LOGPROBS", 35)
-
-    async def scenario(client: httpx.AsyncClient) -> None:
+    async with served(llm) as client:
         answer = await client.post("/v1/responses", json={**BODY, **INCLUDED, "top_logprobs": 2, "stream": stream})
         error = answer.json()["error"]
         assert (answer.status_code, error["param"]) == (400, "include")
         assert error["message"].endswith("; ask for fewer tokens, choices or prompts")
-
-    serve(llm, scenario)

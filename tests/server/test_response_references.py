@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-import httpx
 from openai.types.responses.input_token_count_response import InputTokenCountResponse
-from support.in_process_server import serve
+from support.in_process_server import served
 from support.response_requests import BODY, create
 from support.tenant_keys import bearer
 
@@ -32,10 +31,9 @@ def reference(response: dict[str, Any]) -> dict[str, Any]:
     return {"type": "item_reference", "id": response["output"][0]["id"]}
 
 
-def test_an_item_that_is_named_is_read_as_if_it_were_sent(llm: LLM) -> None:
+async def test_an_item_that_is_named_is_read_as_if_it_were_sent(llm: LLM) -> None:
     """Vercel's AI SDK sends text and reasoning of earlier answers so, unless it is told that nothing is stored."""
-
-    async def scenario(client: httpx.AsyncClient) -> None:
+    async with served(llm) as client:
         first = await create(client)
         named, sent = [
             await create(client, input=[QUESTION, item, NEXT]) for item in (reference(first), first["output"][0])
@@ -45,8 +43,6 @@ def test_an_item_that_is_named_is_read_as_if_it_were_sent(llm: LLM) -> None:
         assert named["usage"]["input_tokens_details"]["cached_tokens"] >= first["usage"]["input_tokens"]
         again = await create(client, input="And?", previous_response_id=named["id"])
         assert again["usage"]["input_tokens_details"]["cached_tokens"] >= named["usage"]["input_tokens"]
-
-    serve(llm, scenario)
 
 
 def test_calls_and_reasoning_can_be_named_too() -> None:
@@ -69,10 +65,10 @@ def test_calls_and_reasoning_can_be_named_too() -> None:
     assert store.item("ann", "fc_1") is None
 
 
-def test_what_is_not_stored_for_the_client_or_named_twice_is_refused(llm: LLM) -> None:
+async def test_what_is_not_stored_for_the_client_or_named_twice_is_refused(llm: LLM) -> None:
     """Named a thousand times, a stored text would be a thousand times as long a prompt."""
+    async with served(llm, tenants=Tenants(["ann", "bob"])) as client:
 
-    async def scenario(client: httpx.AsyncClient) -> None:
         async def error(key: str, *items: dict[str, Any]) -> tuple[int, str]:
             answer = await client.post("/v1/responses", json={**BODY, "input": [*items]}, headers=bearer(key))
             assert answer.json()["error"]["param"] == "input"
@@ -94,13 +90,10 @@ def test_what_is_not_stored_for_the_client_or_named_twice_is_refused(llm: LLM) -
         await client.delete(f"/v1/responses/{stored['id']}", headers=bearer("ann"))
         assert (await error("ann", item))[0] == 404
 
-    serve(llm, scenario, tenants=Tenants(["ann", "bob"]))
 
-
-def test_what_the_continued_conversation_holds_cannot_be_named_or_sent_again(llm: LLM) -> None:
+async def test_what_the_continued_conversation_holds_cannot_be_named_or_sent_again(llm: LLM) -> None:
     """An answer was written twice into one message, and calls were doubled. (OpenAI: "Duplicate item found with id".)"""
-
-    async def scenario(client: httpx.AsyncClient) -> None:
+    async with served(llm) as client:
         first, other = await create(client), await create(client)
         second = await create(client, input=[NEXT, reference(other)], previous_response_id=first["id"])
         third = await create(client, input="And?", previous_response_id=second["id"])
@@ -117,11 +110,9 @@ def test_what_the_continued_conversation_holds_cannot_be_named_or_sent_again(llm
         for item in (reference(third), ends[-1], {**ends[0], "id": None}, {**NEXT, "id": ""}):
             await create(client, input=[item], previous_response_id=first["id"])
 
-    serve(llm, scenario)
 
-
-def test_what_names_an_item_is_forgotten_with_the_salt_that_the_item_came_from(llm: LLM) -> None:
-    async def scenario(client: httpx.AsyncClient) -> None:
+async def test_what_names_an_item_is_forgotten_with_the_salt_that_the_item_came_from(llm: LLM) -> None:
+    async with served(llm, tenants=Tenants(["ann"], "admin")) as client:
         client.headers.update(bearer("ann"))
         first = await create(client, cache_salt="a", max_output_tokens=1)
         second = await create(client, cache_salt="b", max_output_tokens=1, input=[QUESTION, reference(first), NEXT])
@@ -131,11 +122,9 @@ def test_what_names_an_item_is_forgotten_with_the_salt_that_the_item_came_from(l
         assert cleared.status_code == 200, cleared.text
         assert (await client.get(f"/v1/responses/{second['id']}")).status_code == 404
 
-    serve(llm, scenario, tenants=Tenants(["ann"], "admin"))
 
-
-def test_the_tokens_of_a_prompt_are_counted(llm: LLM) -> None:
-    async def scenario(client: httpx.AsyncClient) -> None:
+async def test_the_tokens_of_a_prompt_are_counted(llm: LLM) -> None:
+    async with served(llm) as client:
         tools = [{"type": "function", "name": "weather", "parameters": {"type": "object"}}]
         first = await create(client)
         for fields in (
@@ -157,5 +146,3 @@ def test_the_tokens_of_a_prompt_are_counted(llm: LLM) -> None:
         ):
             refused = await client.post("/v1/responses/input_tokens", json=fields)
             assert (refused.status_code, refused.json()["error"]["param"]) == (status, param), refused.text
-
-    serve(llm, scenario)

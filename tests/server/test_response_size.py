@@ -5,9 +5,8 @@ from __future__ import annotations
 import threading
 from typing import Any
 
-import httpx
 import pytest
-from support.in_process_server import serve
+from support.in_process_server import served
 
 from radixkv import LLM
 from radixkv.server.output import response_size
@@ -30,7 +29,7 @@ CHAT = {"messages": [{"role": "user", "content": "Name a colour. " * 8}], "max_t
         ("chat/completions", CHAT | {"prompt_logprobs": 20, "logprobs": False}, "prompt_logprobs"),
     ],
 )
-def test_a_response_is_bounded_before_anything_is_computed(
+async def test_a_response_is_bounded_before_anything_is_computed(
     llm: LLM, monkeypatch: pytest.MonkeyPatch, path: str, body: dict[str, Any], field: str
 ) -> None:
     """A response of gigabytes to a request of 8 MB used to be possible, all of it in memory.
@@ -40,48 +39,39 @@ def test_a_response_is_bounded_before_anything_is_computed(
     monkeypatch.setattr(response_size, "MAX_REPEATED_TOKENS", 500)
     monkeypatch.setattr(response_size, "MAX_RETURNED_LOGPROBS", 600)
     num_steps = llm.engine.num_steps
-
-    async def scenario(client: httpx.AsyncClient) -> None:
+    async with served(llm) as client:
         refused = await client.post(f"/v1/{path}", json=body)
         error = refused.json()["error"]
         assert (refused.status_code, error["param"]) == (400, field), refused.text
         assert error["message"].endswith(", or stream") == ("prompt_logprobs" not in body)
         assert llm.engine.num_steps == num_steps
 
-    serve(llm, scenario)
 
-
-def test_a_long_prompt_does_not_lift_the_bound_from_the_others(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_long_prompt_does_not_lift_the_bound_from_the_others(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each of them has the room that is left after itself, not after the longest."""
     monkeypatch.setattr(response_size, "MAX_RETURNED_LOGPROBS", 600)
     long = [5] * (llm.engine.loaded.max_model_len - 1)
     num_steps = llm.engine.num_steps
-
-    async def scenario(client: httpx.AsyncClient) -> None:
+    async with served(llm) as client:
         body = {"prompt": [PROMPT, long], "max_tokens": 100, "logprobs": 9}
         refused = await client.post("/v1/completions", json=body)
         assert refused.status_code == 400, refused.text
         assert refused.json()["error"]["message"].startswith("logprobs: up to 1,010 of them")
         assert llm.engine.num_steps == num_steps
 
-    serve(llm, scenario)
 
-
-def test_what_is_within_the_bounds_is_answered_and_what_is_streamed_has_none(
+async def test_what_is_within_the_bounds_is_answered_and_what_is_streamed_has_none(
     llm: LLM, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(response_size, "MAX_REPEATED_TOKENS", 400)
     monkeypatch.setattr(response_size, "MAX_RETURNED_LOGPROBS", 1000)
-
-    async def scenario(client: httpx.AsyncClient) -> None:
+    async with served(llm) as client:
         for options in ({"n": 2}, {"n": 3, "stream": True}, {"n": 1, "logprobs": 0}):
             answer = await client.post("/v1/completions", json=COMPLETION | {"echo": True} | options)
             assert answer.status_code == 200, answer.text
 
-    serve(llm, scenario)
 
-
-def test_prompts_of_ids_are_decoded_once_and_hold_up_nobody(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_prompts_of_ids_are_decoded_once_and_hold_up_nobody(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     """Decoding five hundred cached ones used to block the event loop for seconds, and each choice decoded its own again."""
     tokenizer, threads = llm.get_tokenizer(), list[threading.Thread]()
     decode = tokenizer.decode
@@ -93,13 +83,9 @@ def test_prompts_of_ids_are_decoded_once_and_hold_up_nobody(llm: LLM, monkeypatc
         return text
 
     monkeypatch.setattr(tokenizer, "decode", noting)
-    texts = []
-
-    async def scenario(client: httpx.AsyncClient) -> None:
+    async with served(llm) as client:
         answer = await client.post("/v1/completions", json=COMPLETION | {"n": 2, "echo": True})
-        texts.extend(choice["text"] for choice in answer.json()["choices"])
-
-    serve(llm, scenario)
+    texts = [choice["text"] for choice in answer.json()["choices"]]
     assert len(texts) == 4
     assert all(text.startswith(decode(PROMPT)) for text in texts)
     assert len(threads) == 2

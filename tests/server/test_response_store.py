@@ -6,7 +6,7 @@ from typing import Any
 
 import httpx
 import pytest
-from support.in_process_server import serve
+from support.in_process_server import served
 from support.replica_servers import tiny_llm
 from support.response_requests import BODY, create
 from support.tenant_keys import bearer
@@ -18,8 +18,8 @@ from radixkv.server.responses.objects import ResponseObject
 from radixkv.server.responses.store import ResponseStore
 
 
-def test_stored_responses_are_their_tenant_s_until_deleted(llm: LLM) -> None:
-    async def scenario(client: httpx.AsyncClient) -> None:
+async def test_stored_responses_are_their_tenant_s_until_deleted(llm: LLM) -> None:
+    async with served(llm, tenants=Tenants(["ann", "bob"])) as client:
         ann, bob = bearer("ann"), bearer("bob")
 
         async def status(method: str, response_id: str, headers: dict[str, str]) -> int:
@@ -38,13 +38,11 @@ def test_stored_responses_are_their_tenant_s_until_deleted(llm: LLM) -> None:
         unstored = (await client.post("/v1/responses", json={**BODY, "store": False}, headers=ann)).json()
         assert await status("GET", unstored["id"], ann) == 404
 
-    serve(llm, scenario, tenants=Tenants(["ann", "bob"]))
 
-
-def test_stored_responses_are_forgotten_when_an_administrator_clears_what_is_cached(llm: LLM) -> None:
+async def test_stored_responses_are_forgotten_when_an_administrator_clears_what_is_cached(llm: LLM) -> None:
     """Their texts used to stay, although whoever clears a tenant's cache wants nothing of it left."""
+    async with served(llm, tenants=Tenants(["ann", "bob"], "admin")) as client:
 
-    async def scenario(client: httpx.AsyncClient) -> None:
         async def stored(key: str, **options: Any) -> tuple[str, str]:
             body = BODY | {"max_output_tokens": 1} | options
             return key, (await client.post("/v1/responses", json=body, headers=bearer(key))).json()["id"]
@@ -60,13 +58,10 @@ def test_stored_responses_are_forgotten_when_an_administrator_clears_what_is_cac
         assert await left(api_key="ann") == [2]
         assert await left() == []
 
-    serve(llm, scenario, tenants=Tenants(["ann", "bob"], "admin"))
 
-
-def test_what_continues_a_response_under_another_salt_is_forgotten_with_it(llm: LLM) -> None:
+async def test_what_continues_a_response_under_another_salt_is_forgotten_with_it(llm: LLM) -> None:
     """It holds the earlier texts, which could be read and continued after their salt had been cleared."""
-
-    async def scenario(client: httpx.AsyncClient) -> None:
+    async with served(llm, tenants=Tenants(["ann"], "admin")) as client:
         client.headers.update(bearer("ann"))
         names: list[str] = []
         for salt in ("a", "b", "c"):
@@ -84,13 +79,13 @@ def test_what_continues_a_response_under_another_salt_is_forgotten_with_it(llm: 
         assert await left("b") == [0, 3]
         assert await left("a") == [3]
 
-    serve(llm, scenario, tenants=Tenants(["ann"], "admin"))
 
-
-def test_a_response_that_runs_while_its_key_is_cleared_is_not_stored(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_response_that_runs_while_its_key_is_cleared_is_not_stored(
+    llm: LLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
     start_chat = routes.start_chat
+    async with served(llm, tenants=Tenants(["ann", "bob"], "admin")) as client:
 
-    async def scenario(client: httpx.AsyncClient) -> None:
         async def status_after_clearing(key: str) -> int:
             async def start_and_clear(*arguments: Any, **options: Any) -> Any:
                 events = await start_chat(*arguments, **options)
@@ -105,21 +100,17 @@ def test_a_response_that_runs_while_its_key_is_cleared_is_not_stored(llm: LLM, m
         assert await status_after_clearing("ann") == 404
         assert await status_after_clearing("bob") == 200
 
-    serve(llm, scenario, tenants=Tenants(["ann", "bob"], "admin"))
 
-
-def test_a_stored_response_counts_for_as_many_bytes_as_its_strings_take(llm: LLM) -> None:
+async def test_a_stored_response_counts_for_as_many_bytes_as_its_strings_take(llm: LLM) -> None:
     """It used to count for its number of characters, though a single emoji makes each of them take four bytes."""
 
     async def status(client: httpx.AsyncClient, text: str) -> int:
         answer = await create(client, input=text)
         return (await client.get(f"/v1/responses/{answer['id']}")).status_code
 
-    async def scenario(client: httpx.AsyncClient) -> None:
+    async with served(llm, responses=ResponseStore(max_bytes=6000)) as client:
         assert await status(client, "a" * 1000) == 200
         assert await status(client, "a" * 999 + "\N{PARTY POPPER}") == 404
-
-    serve(llm, scenario, responses=ResponseStore(max_bytes=6000))
 
 
 def test_the_store_forgets_the_least_recently_used_of_the_same_tenant() -> None:
@@ -154,10 +145,11 @@ def test_the_store_forgets_the_least_recently_used_of_the_same_tenant() -> None:
     assert (kept("modest"), kept("tenant") | kept("other")) == ({"b", "c", "d"}, {"a"})
 
 
-def test_a_conversation_that_may_be_truncated_drops_its_oldest_turns_a_few_at_a_time(default_tokenizer: Any) -> None:
+async def test_a_conversation_that_may_be_truncated_drops_its_oldest_turns_a_few_at_a_time(
+    default_tokenizer: Any,
+) -> None:
     """``truncation`` "auto" was refused. Each turn by itself would leave little of the next prompt in the cache."""
-
-    async def scenario(client: httpx.AsyncClient) -> None:
+    async with served(tiny_llm(default_tokenizer, max_model_len=1024)) as client:
         options: dict[str, Any] = {"instructions": "You answer briefly. " * 10, "truncation": "auto"}
         previous, lengths, num_dropped = None, [0], 0
         for number in range(34):
@@ -173,5 +165,3 @@ def test_a_conversation_that_may_be_truncated_drops_its_oldest_turns_a_few_at_a_
         for refused in ({"truncation": "disabled"}, {"truncation": "auto", "input": "word " * 1024}):
             answered = await client.post("/v1/responses", json={**BODY, "previous_response_id": previous, **refused})
             assert answered.json()["error"]["code"] == "context_length_exceeded"
-
-    serve(tiny_llm(default_tokenizer, max_model_len=1024), scenario)

@@ -6,12 +6,11 @@ import itertools
 import json
 from typing import Any, Literal, cast
 
-import httpx
 import httpx2
 import openai
 import pytest
 from pydantic import BaseModel
-from support.in_process_server import make_service, serve
+from support.in_process_server import make_service, served
 from support.named_events import named_events
 from support.response_requests import BODY, EVENT, create
 
@@ -35,8 +34,8 @@ def without_ids(value: Any) -> Any:
     return [without_ids(part) for part in value] if isinstance(value, list) else value
 
 
-def test_a_response_and_its_stream_are_the_chat_s_answer(llm: LLM) -> None:
-    async def scenario(client: httpx.AsyncClient) -> None:
+async def test_a_response_and_its_stream_are_the_chat_s_answer(llm: LLM) -> None:
+    async with served(llm) as client:
         chat = await client.post(
             "/v1/chat/completions",
             json={
@@ -70,11 +69,9 @@ def test_a_response_and_its_stream_are_the_chat_s_answer(llm: LLM) -> None:
         assert events[0]["response"]["output"] == []
         assert events[2]["item"]["content"] == []
 
-    serve(llm, scenario)
 
-
-def test_a_response_says_what_was_asked_for(llm: LLM) -> None:
-    async def scenario(client: httpx.AsyncClient) -> None:
+async def test_a_response_says_what_was_asked_for(llm: LLM) -> None:
+    async with served(llm) as client:
         cut = await create(client)
         assert (cut["service_tier"], cut["top_logprobs"], cut["completed_at"]) == ("default", 0, None)
         names = ("prompt_cache_key", "safety_identifier", "prompt_cache_options")
@@ -88,11 +85,9 @@ def test_a_response_says_what_was_asked_for(llm: LLM) -> None:
         assert (whole["status"], whole["service_tier"]) == ("completed", "default")
         assert whole["completed_at"] >= whole["created_at"]
 
-    serve(llm, scenario)
 
-
-def test_an_earlier_response_is_continued_with_all_that_was_computed_for_it(llm: LLM) -> None:
-    async def scenario(client: httpx.AsyncClient) -> None:
+async def test_an_earlier_response_is_continued_with_all_that_was_computed_for_it(llm: LLM) -> None:
+    async with served(llm) as client:
         question = "Which of these is the darkest?"
         first = await create(client, instructions="Be brief.")
         second = await create(
@@ -113,11 +108,9 @@ def test_an_earlier_response_is_continued_with_all_that_was_computed_for_it(llm:
         assert other["usage"]["input_tokens"] < second["usage"]["input_tokens"] + 40
         assert other["usage"]["input_tokens"] != second["usage"]["input_tokens"]
 
-    serve(llm, scenario)
 
-
-def test_text_of_a_schema(llm: LLM) -> None:
-    async def scenario(client: httpx.AsyncClient) -> None:
+async def test_text_of_a_schema(llm: LLM) -> None:
+    async with served(llm) as client:
         schema = {
             "type": "object",
             "properties": {"colour": {"enum": ["red", "green"]}},
@@ -130,14 +123,11 @@ def test_text_of_a_schema(llm: LLM) -> None:
         assert answer["text"] == form
         assert answer["status"] == "completed"
 
-    serve(llm, scenario)
 
-
-def test_a_function_is_called_and_its_result_read(llm: LLM) -> None:
+async def test_a_function_is_called_and_its_result_read(llm: LLM) -> None:
     city = {"type": "object", "properties": {"city": {"enum": ["Bonn", "Rome"]}}, "required": ["city"]}
     tools = [{"type": "function", "name": "weather", "description": "Tells the weather.", "parameters": city}]
-
-    async def scenario(client: httpx.AsyncClient) -> None:
+    async with served(llm) as client:
         fields: dict[str, Any] = {"tools": tools, "max_output_tokens": 80}
         choice = {"type": "function", "name": "weather"}
         called = await create(client, input="What is the weather in Rome?", tool_choice=choice, **fields)
@@ -171,8 +161,6 @@ def test_a_function_is_called_and_its_result_read(llm: LLM) -> None:
         assert final["output"][0]["type"] == "message"
         cached = final["usage"]["input_tokens_details"]["cached_tokens"]
         assert cached >= called["usage"]["input_tokens"] - 1
-
-    serve(llm, scenario)
 
 
 @pytest.mark.parametrize(
@@ -216,10 +204,10 @@ def test_a_function_is_called_and_its_result_read(llm: LLM) -> None:
         ({"\ud83c": "x"}, None, "body"),
     ],
 )
-def test_what_is_impossible_or_not_supported_is_refused_by_name(
+async def test_what_is_impossible_or_not_supported_is_refused_by_name(
     llm: LLM, fields: dict[str, Any], param: str | None, named: str
 ) -> None:
-    async def scenario(client: httpx.AsyncClient) -> None:
+    async with served(llm) as client:
         # As bytes: httpx does not encode half of a surrogate pair.
         content, headers = json.dumps({**BODY, **fields}).encode(), {"content-type": "application/json"}
         response = await client.post("/v1/responses", content=content, headers=headers)
@@ -228,16 +216,13 @@ def test_what_is_impossible_or_not_supported_is_refused_by_name(
         assert error["param"] == param
         assert named in error["message"]
 
-    serve(llm, scenario)
 
-
-def test_a_crash_within_a_stream_is_its_last_event(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_crash_within_a_stream_is_its_last_event(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     def crash(*arguments: Any) -> Any:
         raise ZeroDivisionError("planted")
 
     monkeypatch.setattr(llm.engine._runner, "run", crash)
-
-    async def scenario(client: httpx.AsyncClient) -> None:
+    async with served(llm) as client:
         response = await client.post("/v1/responses", json={**BODY, "stream": True})
         events = events_of(response.text)
         assert [event["type"] for event in events] == ["response.created", "response.in_progress", "response.failed"]
@@ -247,10 +232,10 @@ def test_a_crash_within_a_stream_is_its_last_event(llm: LLM, monkeypatch: pytest
         assert "planted" not in response.text
         assert (await client.get(f"/v1/responses/{failed['id']}")).status_code == 404
 
-    serve(llm, scenario)
 
-
-def test_what_was_written_before_a_crash_is_in_the_failed_response(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_what_was_written_before_a_crash_is_in_the_failed_response(
+    llm: LLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
     run, num_steps = llm.engine._runner.run, itertools.count()
 
     def crash_later(*arguments: Any) -> Any:
@@ -259,8 +244,7 @@ def test_what_was_written_before_a_crash_is_in_the_failed_response(llm: LLM, mon
         return run(*arguments)
 
     monkeypatch.setattr(llm.engine._runner, "run", crash_later)
-
-    async def scenario(client: httpx.AsyncClient) -> None:
+    async with served(llm) as client:
         response = await client.post("/v1/responses", json={**BODY, "stream": True})
         events = events_of(response.text)
         written = "".join(event["delta"] for event in events if event["type"] == "response.output_text.delta")
@@ -268,8 +252,6 @@ def test_what_was_written_before_a_crash_is_in_the_failed_response(llm: LLM, mon
         (item,) = events[-1]["response"]["output"]
         assert (item["status"], item["content"][0]["text"]) == ("incomplete", written)
         assert written
-
-    serve(llm, scenario)
 
 
 async def test_openai_s_own_client(llm: LLM) -> None:

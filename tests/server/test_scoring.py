@@ -5,9 +5,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
-import httpx
 import pytest
-from support.in_process_server import serve
+from support.in_process_server import served
 from support.replica_servers import tiny_llm
 from support.tenant_keys import bearer, entry, tokens_left
 
@@ -19,13 +18,17 @@ TEXT = "One, two, three, four,"
 SCORED = {"prompt": TEXT, "echo": True, "max_tokens": 0, "temperature": 0}
 
 
-def test_a_request_for_no_token_has_none_in_the_log_and_is_charged_for_none(llm: LLM) -> None:
+async def test_a_request_for_no_token_has_none_in_the_log_and_is_charged_for_none(llm: LLM) -> None:
     """The log and the trace counted the token that the engine generates in any case, and the key's limit did, too."""
     logged: list[dict[str, Any]] = []
     tenants = Tenants(keys={"ann": entry("a", tokens_per_minute=5000)})
     message = {"model": "model", "messages": [{"role": "user", "content": TEXT}], "max_tokens": 0}
-
-    async def scenario(client: httpx.AsyncClient) -> None:
+    async with served(
+        llm,
+        tenants=tenants,
+        rate_limits=RateLimits(lambda: 0.0),
+        write_log=lambda line: logged.append(json.loads(line)),
+    ) as client:
         left = 5000
         for path, body in (
             ("completions", SCORED),
@@ -39,19 +42,10 @@ def test_a_request_for_no_token_has_none_in_the_log_and_is_charged_for_none(llm:
             left -= logged[-1]["prompt_tokens"]
             assert await tokens_left(client, "a") == left
 
-    serve(
-        llm,
-        scenario,
-        tenants=tenants,
-        rate_limits=RateLimits(lambda: 0.0),
-        write_log=lambda line: logged.append(json.loads(line)),
-    )
 
-
-def test_the_token_behind_a_scored_prompt_is_not_returned(llm: LLM) -> None:
+async def test_the_token_behind_a_scored_prompt_is_not_returned(llm: LLM) -> None:
     """Its id used to be returned, and so was the reason why it would have ended an answer."""
-
-    async def scenario(client: httpx.AsyncClient) -> None:
+    async with served(llm) as client:
         first = (await client.post("/v1/completions", json=SCORED | {"max_tokens": 1, "return_token_ids": True})).json()
         (next_token,) = first["choices"][0]["token_ids"]
         body = SCORED | {"return_token_ids": True, "logprobs": 1, "stop_token_ids": [next_token]}
@@ -63,14 +57,11 @@ def test_the_token_behind_a_scored_prompt_is_not_returned(llm: LLM) -> None:
         (chunk,) = [json.loads(event.removeprefix("data: ")) for event in streamed[:-2]]
         assert chunk["choices"] == [choice]
 
-    serve(llm, scenario)
-
 
 @pytest.mark.parametrize("logprobs", [0, 1, 5])
-def test_the_chosen_token_is_among_the_likeliest(llm: LLM, logprobs: int) -> None:
+async def test_the_chosen_token_is_among_the_likeliest(llm: LLM, logprobs: int) -> None:
     """As with OpenAI, there may be one more than were asked for."""
-
-    async def scenario(client: httpx.AsyncClient) -> None:
+    async with served(llm) as client:
         answer = await client.post("/v1/completions", json=SCORED | {"max_tokens": 2, "logprobs": logprobs})
         scores: dict[str, Any] = answer.json()["choices"][0]["logprobs"]
         for token, logprob, top in list(
@@ -79,14 +70,11 @@ def test_the_chosen_token_is_among_the_likeliest(llm: LLM, logprobs: int) -> Non
             assert top[token] == logprob
             assert max(1, logprobs) <= len(top) <= logprobs + 1
 
-    serve(llm, scenario)
 
-
-def test_an_answer_that_is_too_short_for_min_tokens_is_refused_in_the_words_of_the_request(llm: LLM) -> None:
+async def test_an_answer_that_is_too_short_for_min_tokens_is_refused_in_the_words_of_the_request(llm: LLM) -> None:
     """Messages named a max_tokens that had not been sent, or another value of it."""
     chat = {"messages": [{"role": "user", "content": "Hi"}], "max_completion_tokens": 4, "min_tokens": 5}
-
-    async def scenario(client: httpx.AsyncClient) -> None:
+    async with served(llm) as client:
         for path, body, message in (
             ("chat/completions", chat, "min_tokens: expected at most 4, the limit of the answer's tokens, got 5"),
             ("completions", SCORED | {"min_tokens": 1}, "min_tokens: expected none with max_tokens=0, got 1"),
@@ -95,29 +83,22 @@ def test_an_answer_that_is_too_short_for_min_tokens_is_refused_in_the_words_of_t
             error = (await client.post(f"/v1/{path}", json=body)).json()["error"]
             assert (error["message"], error["param"]) == (message, "min_tokens")
 
-    serve(llm, scenario)
 
-
-def test_a_scored_prompt_leaves_room_for_the_token_behind_it(default_tokenizer: Any) -> None:
+async def test_a_scored_prompt_leaves_room_for_the_token_behind_it(default_tokenizer: Any) -> None:
     llm = tiny_llm(default_tokenizer, max_model_len=64)
     length = llm.engine.loaded.max_model_len
-
-    async def scenario(client: httpx.AsyncClient) -> None:
+    async with served(llm) as client:
         scored = await client.post("/v1/completions", json=SCORED | {"prompt": [5] * (length - 1)})
         assert scored.json()["usage"]["prompt_tokens"] == length - 1
         refused = await client.post("/v1/completions", json=SCORED | {"prompt": [5] * length})
         assert refused.json()["error"]["code"] == "context_length_exceeded"
 
-    serve(llm, scenario)
 
-
-def test_a_prompt_s_log_probabilities_are_as_many_as_asked_for_whatever_echo_has(llm: LLM) -> None:
-    async def scenario(client: httpx.AsyncClient) -> None:
+async def test_a_prompt_s_log_probabilities_are_as_many_as_asked_for_whatever_echo_has(llm: LLM) -> None:
+    async with served(llm) as client:
         body = SCORED | {"prompt_logprobs": 1}
         (alone,) = (await client.post("/v1/completions", json=body)).json()["choices"]
         (beside,) = (await client.post("/v1/completions", json=body | {"logprobs": 5})).json()["choices"]
         counts = [[len(entries or ()) for entries in choice["prompt_logprobs"]] for choice in (alone, beside)]
         assert counts[0] == counts[1]
         assert set(counts[0][1:]) <= {1, 2}
-
-    serve(llm, scenario)

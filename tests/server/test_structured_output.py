@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import openai
 import pytest
-from support.in_process_server import serve
+from support.in_process_server import served
 from support.server_process import MODEL
 
 from radixkv import LLM
@@ -147,17 +147,14 @@ MESSAGES: dict[str, Any] = {**CHAT, "model": "model", "max_tokens": 9}
         ("messages", {**MESSAGES, "output_format": JSON_OUTPUT}, "output_format"),
     ],
 )
-def test_a_grammar_that_fails_in_mid_answer_is_named_as_it_was_sent(
+async def test_a_grammar_that_fails_in_mid_answer_is_named_as_it_was_sent(
     llm: LLM, monkeypatch: pytest.MonkeyPatch, path: str, body: dict[str, Any], param: str, stream: bool
 ) -> None:
     """It was always called structured_outputs."""
     monkeypatch.setattr(GrammarBudget, "_settle", lambda budget, share: False)  # it takes too long in its first step
-
-    async def scenario(client: httpx.AsyncClient) -> None:
+    async with served(llm) as client:
         response = await client.post(f"/v1/{path}", json={**body, "stream": stream})
         assert response.status_code == (200 if stream else 400), response.text
         assert f'"message":"{param}: following it took' in response.text
         if path.endswith("completions"):
             assert f'"param":"{param}"' in response.text
-
-    serve(llm, scenario)

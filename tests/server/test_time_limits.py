@@ -9,10 +9,9 @@ from collections.abc import Sequence
 from typing import Any
 from unittest.mock import MagicMock, Mock
 
-import httpx
 import pytest
 from support.held_steps import HeldSteps
-from support.in_process_server import make_client, serve
+from support.in_process_server import make_client, served
 from support.time_limit import HANGING
 
 from radixkv import LLM, AsyncLLM
@@ -124,7 +123,7 @@ BREAKPOINT: dict[str, Any] = {
         ("/v1/chat/completions", BREAKPOINT, ServerConfig(request_timeout=SOON), "was not finished within"),
     ],
 )
-def test_while_the_prefixes_that_are_to_stay_cached_are_found(
+async def test_while_the_prefixes_that_are_to_stay_cached_are_found(
     llm: LLM,
     monkeypatch: pytest.MonkeyPatch,
     path: str,
@@ -136,8 +135,7 @@ def test_while_the_prefixes_that_are_to_stay_cached_are_found(
     """They are found by the tokenizer, and no limit used to hold while it was busy with others' texts."""
     go = threading.Event()
     monkeypatch.setattr(prefix_keeper, "marked_prefixes", lambda *arguments: go.wait() and {})
-
-    async def scenario(client: httpx.AsyncClient) -> None:
+    async with served(llm, config=limits) as client:
         body = {"model": "model", "max_tokens": 1, "messages": [{"role": "user", **message}], "stream": stream}
         try:
             response = await asyncio.wait_for(client.post(path, json=body), HANGING)
@@ -145,8 +143,6 @@ def test_while_the_prefixes_that_are_to_stay_cached_are_found(
             go.set()
         assert f"the request {expected} {SOON} seconds, which is the limit" in response.text
         assert response.status_code in ((200, 504) if stream else (504,))
-
-    serve(llm, scenario, config=limits)
 
 
 def test_until_the_first_token(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import copy
 from typing import Any
 
-import httpx
-from support.in_process_server import serve
+from support.in_process_server import served
 from support.replica_servers import tiny_llm
 from tokenizers.processors import TemplateProcessing
 
@@ -22,15 +21,14 @@ OPTIONS: tuple[dict[str, Any], ...] = (
 )
 
 
-def test_tokens_are_those_of_a_completion_with_the_same_options(default_tokenizer: Any) -> None:
+async def test_tokens_are_those_of_a_completion_with_the_same_options(default_tokenizer: Any) -> None:
     """Special tokens used to be missing from conversations, and null did not mean the default."""
     tokenizer = copy.deepcopy(default_tokenizer)
     begin = tokenizer.bos_token
     tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
         single=f"{begin} $A", special_tokens=[(begin, tokenizer.bos_token_id)]
     )
-
-    async def scenario(client: httpx.AsyncClient) -> None:
+    async with served(tiny_llm(tokenizer)) as client:
         for path, body in (("/v1/chat/completions", MESSAGES), ("/v1/completions", PROMPT)):
             for options in OPTIONS:
                 found = await client.post("/tokenize", json={**body, **options})
@@ -41,10 +39,8 @@ def test_tokens_are_those_of_a_completion_with_the_same_options(default_tokenize
                 prompt = answered if "messages" in body else answered["choices"][0]
                 assert found.json()["tokens"] == prompt["prompt_token_ids"], (body, options)
 
-    serve(tiny_llm(tokenizer), scenario)
 
-
-def test_a_text_ignores_the_options_of_conversations(llm: LLM) -> None:
+async def test_a_text_ignores_the_options_of_conversations(llm: LLM) -> None:
     """``continue_final_message`` was refused, and ``tools`` were ignored only if they made sense in a conversation."""
     tool = {"type": "function", "function": {"name": "f"}}
     ignored: tuple[dict[str, Any], ...] = (
@@ -53,8 +49,7 @@ def test_a_text_ignores_the_options_of_conversations(llm: LLM) -> None:
         {"tools": [tool, tool]},
         {"chat_template_kwargs": {"tokenize": True}},
     )
-
-    async def scenario(client: httpx.AsyncClient) -> None:
+    async with served(llm) as client:
         plain = (await client.post("/tokenize", json=PROMPT)).json()
         for options in ignored:
             answer = await client.post("/tokenize", json={**PROMPT, **options})
@@ -64,5 +59,3 @@ def test_a_text_ignores_the_options_of_conversations(llm: LLM) -> None:
         for body in ({}, {**PROMPT, **MESSAGES}):
             refused = await client.post("/tokenize", json=body)
             assert refused.json()["error"]["message"] == "prompt: expected either prompt or messages"
-
-    serve(llm, scenario)

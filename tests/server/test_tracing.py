@@ -5,9 +5,8 @@ from __future__ import annotations
 import itertools
 import sys
 
-import httpx
 import pytest
-from support.in_process_server import serve
+from support.in_process_server import served
 
 from radixkv import LLM
 from radixkv.errors import MissingPackageError
@@ -22,7 +21,7 @@ in_memory = pytest.importorskip("opentelemetry.sdk.trace.export.in_memory_span_e
 TEXT = {"prompt": "The quick brown fox " * 8, "max_tokens": 3, "temperature": 0, "ignore_eos": True}
 
 
-def test_spans_of_requests(llm: LLM) -> None:
+async def test_spans_of_requests(llm: LLM) -> None:
     exporter = in_memory.InMemorySpanExporter()
     provider = sdk.TracerProvider()
     provider.add_span_processor(export.SimpleSpanProcessor(exporter))
@@ -30,8 +29,7 @@ def test_spans_of_requests(llm: LLM) -> None:
     headers = {"traceparent": f"00-{trace_id:032x}-{span_id:016x}-01", "x-request-id": "mine"}
 
     tracer = provider.get_tracer("test")
-
-    async def scenario(client: httpx.AsyncClient) -> None:
+    async with served(llm, tracer=tracer) as client:
         for stream in (False, True):
             exporter.clear()
             response = await client.post("/v1/completions", json={**TEXT, "stream": stream}, headers=headers)
@@ -54,8 +52,6 @@ def test_spans_of_requests(llm: LLM) -> None:
             (refused,) = exporter.get_finished_spans()
             assert refused.name == f"{method} /v1/models/{{name:path}}"
             assert refused.parent is None
-
-    serve(llm, scenario, tracer=tracer)
 
 
 @pytest.mark.parametrize("package", ["opentelemetry", "opentelemetry.exporter"])

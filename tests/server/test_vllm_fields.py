@@ -5,19 +5,17 @@ from __future__ import annotations
 import json
 from typing import Any
 
-import httpx
 import pytest
 from support.client_payloads import CHAT, TEXT, post
-from support.in_process_server import serve
+from support.in_process_server import served
 
 from radixkv import LLM
 
 
-def test_vllms_fields(default_llm: LLM) -> None:
+async def test_vllms_fields(default_llm: LLM) -> None:
     tokenizer = default_llm.get_tokenizer()
     four = tokenizer(" four", add_special_tokens=False)["input_ids"]
-
-    async def test(client: httpx.AsyncClient) -> None:
+    async with served(default_llm) as client:
         body = {**TEXT, "max_tokens": 3}
         options = {"return_token_ids": True, "prompt_logprobs": 1, "request_id": "mine", "guided_decoding_backend": "x"}
         answer = await post(client, "/v1/completions", {**body, **options})
@@ -60,8 +58,6 @@ def test_vllms_fields(default_llm: LLM) -> None:
             assert choice["text"] == text if text else "four" not in choice["text"]
         truncated = await post(client, "/v1/chat/completions", {**CHAT, "max_tokens": 1, "truncate_prompt_tokens": 5})
         assert truncated["usage"]["prompt_tokens"] == 5
-
-    serve(default_llm, test)
 
 
 # The defaults of vLLM 0.32's request classes and of the sampling behind them, and those of fields of older versions.
@@ -122,8 +118,8 @@ VLLM_COMPLETION_DEFAULTS: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("use_beam_search", [False, True])
-def test_vllms_defaults_are_accepted(llm: LLM, use_beam_search: bool) -> None:
-    async def test(client: httpx.AsyncClient) -> None:
+async def test_vllms_defaults_are_accepted(llm: LLM, use_beam_search: bool) -> None:
+    async with served(llm) as client:
         for path, body, defaults in (
             ("/v1/completions", TEXT, VLLM_COMPLETION_DEFAULTS),
             ("/v1/chat/completions", CHAT, VLLM_CHAT_DEFAULTS),
@@ -135,14 +131,11 @@ def test_vllms_defaults_are_accepted(llm: LLM, use_beam_search: bool) -> None:
             ]
             assert plain == full
 
-    serve(llm, test)
 
-
-def test_structural_tags(llm: LLM) -> None:
+async def test_structural_tags(llm: LLM) -> None:
     structure = {"begin": "<city>", "schema": {"enum": ["Rome", "Oslo"]}, "end": "</city>"}
     tag = {"triggers": ["<city"], "structures": [structure]}
-
-    async def test(client: httpx.AsyncClient) -> None:
+    async with served(llm) as client:
         for fields in (
             {"response_format": {"type": "structural_tag", **tag}},
             {"structured_outputs": {"structural_tag": json.dumps(tag)}},
@@ -152,5 +145,3 @@ def test_structural_tags(llm: LLM) -> None:
         answer = await post(client, "/v1/completions", {**TEXT, "response_format": wrong}, status=400)
         assert answer["error"]["param"] == "response_format"
         assert "start with one of the triggers" in answer["error"]["message"]
-
-    serve(llm, test)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from functools import cache
 from typing import Any
 from unittest.mock import AsyncMock, Mock, patch
@@ -54,21 +55,12 @@ def make_client(
     return httpx.AsyncClient(transport=transport, base_url="http://localhost")
 
 
-def serve(
-    llm: LLM,
-    scenario: Callable[[httpx.AsyncClient], Awaitable[None]],
-    *,
-    tenants: Tenants | None = None,
-    **options: Any,
-) -> None:
-    """Run a scenario against a server over this engine, which the tenants share; ``options`` are as for `make_client`."""
+@asynccontextmanager
+async def served(llm: LLM, *, tenants: Tenants | None = None, **options: Any) -> AsyncIterator[httpx.AsyncClient]:
+    """A client of a server over this engine, which the tenants share; ``options`` are as for `make_client`."""
     tenants = tenants or Tenants()
-
-    async def main() -> None:
-        async with (
-            AsyncLLM(llm, tenants=tenants.shares) as engine,
-            make_client(engine, tenants=tenants, **options) as client,
-        ):
-            await scenario(client)
-
-    asyncio.run(main())
+    async with (
+        AsyncLLM(llm, tenants=tenants.shares) as engine,
+        make_client(engine, tenants=tenants, **options) as client,
+    ):
+        yield client

@@ -8,11 +8,10 @@ import json
 import re
 from typing import Any
 
-import httpx
 import pytest
 from support.answer_forms import allowed
 from support.chat_templates import STRICT_TURNS, speaker, text_interface
-from support.in_process_server import serve
+from support.in_process_server import served
 from support.tools import ADD, WEATHER
 
 from radixkv import LLM, AsyncLLM, Chat, SamplingParams, StructuredOutputsParams
@@ -300,7 +299,7 @@ def test_a_chat_calls_a_tool_and_goes_on_with_its_result(default_llm: LLM) -> No
 
 
 @pytest.mark.parametrize("name", sorted(STRICT_TURNS))
-def test_where_turns_are_insisted_on_an_answer_s_results_and_the_next_question_are_one(name: str) -> None:
+async def test_where_turns_are_insisted_on_an_answer_s_results_and_the_next_question_are_one(name: str) -> None:
     llm = speaker(STRICT_TURNS[name], max_position_embeddings=2048)
     call = {"id": "c", "type": "function", "function": {"name": "add", "arguments": '{"a": 3, "b": 4}'}}
     chat = [
@@ -329,8 +328,7 @@ def test_where_turns_are_insisted_on_an_answer_s_results_and_the_next_question_a
         **{name: function[name] for name in ("name", "description")},
         "input_schema": function["parameters"],
     }
-
-    async def scenario(client: httpx.AsyncClient) -> None:
+    async with served(llm) as client:
         answers = {}
         for path, body in {
             "chat/completions": {"messages": chat, "tools": [ADD], "max_tokens": 2, "return_token_ids": True},
@@ -352,8 +350,6 @@ def test_where_turns_are_insisted_on_an_answer_s_results_and_the_next_question_a
         assert answers["responses"]["usage"]["input_tokens"] == num_tokens
         usage = answers["messages"]["usage"]
         assert usage["input_tokens"] + usage["cache_read_input_tokens"] == num_tokens
-
-    serve(llm, scenario)
 
 
 _ONLY_FIRST = (

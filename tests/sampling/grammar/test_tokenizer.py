@@ -9,11 +9,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 import torch
 from support.chat_templates import TEMPLATES, make_tokenizer, text_interface
-from support.in_process_server import serve
+from support.in_process_server import served
 from support.model_zoo import build
 from support.sentencepiece_tokenizer import sentencepiece_tokenizer
 from support.tools import ADD, WEATHER
@@ -109,8 +108,8 @@ def test_required_tools_are_called_where_the_tokenizer_adds_spaces(spacing_llm: 
     assert required[call.name] <= set(json.loads(call.arguments))
 
 
-def test_a_response_format_is_kept_to_where_the_tokenizer_adds_spaces(spacing_llm: LLM) -> None:
-    async def scenario(client: httpx.AsyncClient) -> None:
+async def test_a_response_format_is_kept_to_where_the_tokenizer_adds_spaces(spacing_llm: LLM) -> None:
+    async with served(spacing_llm) as client:
         form = {"type": "json_schema", "json_schema": {"name": "person", "schema": PERSON}}
         body = {
             "messages": [{"role": "user", "content": "Hello"}],
@@ -121,8 +120,6 @@ def test_a_response_format_is_kept_to_where_the_tokenizer_adds_spaces(spacing_ll
         response = await client.post("/v1/chat/completions", json={"model": "model", **body})
         assert response.status_code == 200, response.text
         assert is_person(response.json()["choices"][0]["message"]["content"])
-
-    serve(spacing_llm, scenario)
 
 
 def test_forced_text_has_the_tokens_that_it_has_within_a_text() -> None:
