@@ -256,6 +256,15 @@ def test_special_tokens_are_left_out_unless_asked_for(default_tokenizer: Any) ->
     assert texts == ["Hi", "Hi<|im_end|>"]
 
 
+@pytest.mark.parametrize(("skip", "text"), [(True, "Hi<|im_end|>"), (False, "<|im_start|>Hi<|im_end|>")])
+def test_some_special_tokens_may_stay_where_others_are_left_out(default_tokenizer: Any, skip: bool, text: str) -> None:
+    ids = default_tokenizer("<|im_start|>Hi<|im_end|>", add_special_tokens=False)["input_ids"]
+    shown = [default_tokenizer.convert_tokens_to_ids("<|im_end|>")]
+    detokenizer = IncrementalDetokenizer(default_tokenizer, skip_special_tokens=skip, shown_special_tokens=shown)
+    detokenizer.append(ids)
+    assert detokenizer.text == text
+
+
 def test_tokens_that_a_tokenizer_in_python_lacks_have_no_text() -> None:
     """ByT5's has 384, and raised in the middle of a step when a model with a wider head gave another."""
     tokenizer = ByT5Tokenizer()
