@@ -1,7 +1,7 @@
 """Several tiers as one, the nearest first: blocks that one lacks are looked for in the next; writes go to all of them.
 
 Nothing that a tier does raises here. A tier that fails, or returns an impossible answer, counts as empty, and one whose
-counters cannot be read keeps the last ones; each is logged once until it works again.
+counters cannot be read keeps the last ones; each method that fails is logged once until it works again.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class TierStack:
     def __init__(self, tiers: Sequence[Tier]) -> None:
         self.media = [tier.medium for tier in tiers]
         self._tiers = list(tiers)
-        self._failing: set[tuple[int, str]] = set()  # tiers, and what is done instead
+        self._failing: set[tuple[int, str]] = set()  # tiers, and their methods that failed last
         self._stats = [StoreStats()] * len(tiers)
         # The tiers that `flush` does not wait for. Used by the thread that writes.
         self._behind = [False] * len(tiers)
@@ -66,7 +66,7 @@ class TierStack:
     def stats(self) -> tuple[StoreStats, ...]:
         """The counters of each tier."""
         for index, tier in enumerate(self._tiers):
-            with self._guarded(index, "its last counters are reported"):
+            with self._guarded(index, "stats", "its last counters are reported"):
                 self._stats[index] = _checked_stats(tier.stats)
         return tuple(self._stats)
 
@@ -81,7 +81,7 @@ class TierStack:
             if start == len(keys):
                 break
             found = 0
-            with self._guarded(index):
+            with self._guarded(index, "contains_prefix"):
                 found = _checked_count("contains_prefix", tier.contains_prefix(keys[start:]), len(keys) - start)
             if found:
                 spans.append(Span(index, start, start + found))
@@ -97,7 +97,7 @@ class TierStack:
         found: tuple[int, BlockKey] | None = None
         for index, tier in enumerate(self._tiers[:num_tiers]):
             if isinstance(tier, PartlyFilledKeeper) and keys:
-                with self._guarded(index):
+                with self._guarded(index, "first_present"):
                     first = tier.first_present(keys)
                     if first is not None:
                         row = _checked_count("first_present", first, len(keys) - 1)
@@ -118,7 +118,7 @@ class TierStack:
         wanted = keys[span.start : span.stop]
         generation = self.generation(wanted[0].namespace)
         found = 0
-        with self._guarded(span.tier):
+        with self._guarded(span.tier, "get_many"):
             found = _checked_count("get_many", self._tiers[span.tier].get_many(wanted, out), len(wanted))
         if found:
             self._put(range(span.tier), wanted[:found], out[:found], generation, lent=False)
@@ -128,7 +128,7 @@ class TierStack:
         """The prefix was used now; see `RecencyOrdered`."""
         for index, tier in enumerate(self._tiers):
             if isinstance(tier, RecencyOrdered):
-                with self._guarded(index):
+                with self._guarded(index, "mark_used"):
                     tier.mark_used(_for_tier(tier, prefix))
 
     def write(self, keys: Sequence[BlockKey], blocks: BlockBytes, generation: int) -> None:
@@ -154,7 +154,7 @@ class TierStack:
         with self._put_lock:
             self._num_clears[namespace] += 1
             for index, tier in enumerate(self._tiers):
-                with self._guarded(index):
+                with self._guarded(index, "clear", "may still have what was cleared"):
                     tier.clear(namespace)
 
     def close(self, timeout: float) -> bool:
@@ -178,11 +178,11 @@ class TierStack:
         return not any(thread.is_alive() for thread in threads)
 
     def _close(self, index: int) -> None:
-        with self._guarded(index):
+        with self._guarded(index, "close"):
             self._tiers[index].close()
 
     def _flush(self, index: int, timeout: float) -> bool:
-        with self._guarded(index):
+        with self._guarded(index, "flush"):
             self._behind[index] = not self._tiers[index].flush(timeout)
             return not self._behind[index]
         return False
@@ -198,7 +198,7 @@ class TierStack:
             blocks = blocks.view()
             blocks.flags.writeable = False
             for index in indices:
-                with self._guarded(index):
+                with self._guarded(index, "put_many", "does not keep what is put"):
                     tier = self._tiers[index]
                     put = tier.borrow_many if lent and isinstance(tier, Borrower) else tier.put_many
                     kept = _for_tier(tier, keys)
@@ -206,16 +206,16 @@ class TierStack:
                         put(kept, blocks[: len(kept)])
 
     @contextmanager
-    def _guarded(self, index: int, instead: str = "is treated as empty") -> Iterator[None]:
+    def _guarded(self, index: int, method: str, instead: str = "is treated as empty") -> Iterator[None]:
         """Treat a tier that raises, which it must not, as having done nothing; ``instead`` says so in the log."""
         try:
             yield
         except Exception as error:
-            if (index, instead) not in self._failing:
-                self._failing.add((index, instead))
-                _log.warning("the %s tier failed, and %s: %r", self.media[index], instead, error)
+            if (index, method) not in self._failing:
+                self._failing.add((index, method))
+                _log.warning("the %s tier failed in %s, and %s: %r", self.media[index], method, instead, error)
         else:
-            self._failing.discard((index, instead))
+            self._failing.discard((index, method))
 
 
 def _for_tier(tier: Tier, keys: Sequence[BlockKey]) -> Sequence[BlockKey]:

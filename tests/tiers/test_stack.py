@@ -92,6 +92,41 @@ def test_a_tier_that_is_late_is_waited_for_once() -> None:
     assert late.waits == [5.0, 0.0]
 
 
+class FullTier(DictTier):
+    """Can be read, and not be written."""
+
+    def put_many(self, keys: Sequence[BlockKey], blocks: BlockBytes) -> None:
+        raise OSError("no space left")
+
+
+class UnreadableTier(DictTier):
+    """Knows what it has, and cannot read it."""
+
+    def get_many(self, keys: Sequence[BlockKey], out: BlockBytes) -> int:
+        raise OSError("cannot be read")
+
+
+@pytest.mark.parametrize(
+    ("tier", "expected"),
+    [
+        (FullTier(), "the dict tier failed in put_many, and does not keep what is put: OSError('no space left')"),
+        (UnreadableTier(), "the dict tier failed in get_many, and is treated as empty: OSError('cannot be read')"),
+    ],
+)
+def test_a_tier_of_which_one_method_fails_is_said_once_to_fail(
+    tier: DictTier, expected: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The methods that worked in between made every failure a new one: of a full store, each write was in the log."""
+    stack = TierStack([tier])
+    blocks = np.ones((3, 8), np.uint8)
+    for _ in range(3):
+        stack.write(KEYS, blocks, stack.generation(KEYS[0].namespace))
+        stack.find(KEYS)
+        assert stack.read(Span(0, 0, 3), KEYS, blocks.copy()) == 0
+    (record,) = caplog.records
+    assert record.getMessage() == expected
+
+
 class MiscountingTier(DictTier):
     """Its counters are whatever it is told to say, or cannot be read."""
 
@@ -119,7 +154,7 @@ def test_counters_that_cannot_be_read_stay_what_they_were_and_that_is_said_once(
         assert stack.stats == (StoreStats(), StoreStats(hit_blocks=3))
         assert stack.find(KEYS) == []  # nothing else of it fails, and that is not said
     (record,) = caplog.records
-    assert "the dict tier failed, and its last counters are reported" in record.getMessage()
+    assert "the dict tier failed in stats, and its last counters are reported" in record.getMessage()
     tier.counters = StoreStats(hit_blocks=5)
     assert stack.stats == (StoreStats(), StoreStats(hit_blocks=5))
 
