@@ -127,6 +127,20 @@ def test_a_tenant_is_in_turn_again_as_soon_as_another_of_its_requests_can_start(
     assert short in driver.scheduler.running
 
 
+def test_all_start_once_their_waits_are_over_of_which_nothing_is_kept() -> None:
+    loading, in_flight = waiting_for_one_load(20), waiting_for_a_prompt_in_progress(20)
+    for driver in (loading, in_flight):
+        driver.steps(2)
+    kept = (
+        loading.scheduler.admission._tenant_waits._for_loads,
+        in_flight.scheduler.admission._tenant_waits._for_prefixes,
+    )
+    assert all(kept)
+    loading.finish_running_and_waiting()
+    in_flight.run()
+    assert not any(kept)
+
+
 def test_tenants_come_back_into_turn_while_others_are_served() -> None:
     shares = FairShares()
     for tenant in "abcd":
