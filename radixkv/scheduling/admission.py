@@ -8,15 +8,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numpy as np
-from numpy.typing import NDArray
-
-from radixkv.cache import BlockTable, OutOfBlocks, PrefixCache
+from radixkv.cache import OutOfBlocks, PrefixCache
 from radixkv.scheduling.decode_growth import DecodeGrowth
 from radixkv.scheduling.fair_shares import FairShares, WaitsFor
 from radixkv.scheduling.in_flight_prefixes import InFlightPrefixes
 from radixkv.scheduling.prefix_loads import PrefixLoads
-from radixkv.scheduling.request import Request, SequenceGroup, TokenSequence
+from radixkv.scheduling.request import Request, SequenceGroup
 from radixkv.scheduling.sequence_blocks import SequenceBlocks
 from radixkv.scheduling.tenant_usage import TenantUsage
 from radixkv.scheduling.tenant_waits import TenantWaits
@@ -331,14 +328,14 @@ class Admission:
                 # Before it is opened: a group that does not fit would evict others' prefixes in vain, and use its own.
                 demand = self._cache.demand(group.prefill_token_ids, request.namespace, read=request.reuses_prefixes)
                 self._require_growth(group, demand.num_cached_tokens, demand.num_blocks)
-                self._open_tables(group)
+                self._blocks.open(group)
             else:
                 # How much the sequences share is known only once their tables are open.
-                self._open_tables(group)
+                self._blocks.open(group)
                 self._require_growth(group)
         except BaseException as error:
             self._growth = None  # the group may be counted in it
-            self._close_tables(group)
+            self._blocks.undo_open(group)
             if not isinstance(error, OutOfBlocks):
                 raise
             missing = error.needed - error.free - error.evictable
@@ -350,50 +347,6 @@ class Admission:
         """Blocks that are available beyond what the running groups may need."""
         return self._cache.num_available_blocks - self._decode_growth().num_blocks
 
-    def _open_tables(self, group: SequenceGroup) -> None:
-        """Open a table for each sequence and reserve its slots; only for the first if it must prefill a common prefix.
-
-        Raises:
-            OutOfBlocks: some tables may be open then.
-        """
-        num_common = group.num_common_tokens
-        first = group.sequences[0]
-        for sequence in group.sequences:
-            tokens = group.prefill_token_ids if sequence is first else np.array(sequence.token_ids, dtype=np.int32)
-            table = self._open_table(sequence, tokens)
-            if sequence.num_computed < num_common:
-                # The common tokens were evicted, perhaps for the tables before this one. If each sequence computed them
-                # again, blocks might not suffice.
-                if sequence is not first:
-                    self._close_tables(group)
-                    # With the common tokens as the prompt, at least one of them is left to compute.
-                    table = self._open_table(first, group.prefill_token_ids[:num_common])
-                group.num_shared_prefill_tokens = num_common
-                self._cache.reserve(table, num_common)
-                return
-            self._cache.reserve(table, len(sequence.token_ids))
-
-    def _close_tables(self, group: SequenceGroup) -> None:
-        """Undo `_open_tables`, however far it came."""
-        for sequence in group.sequences:
-            self._blocks.abort(sequence)
-            sequence.num_computed = 0
-        group.num_shared_prefill_tokens = 0
-
-    def _open_table(self, sequence: TokenSequence, tokens: NDArray[np.int32]) -> BlockTable:
-        request = sequence.request
-        # A request's lower priority is more urgent; the cache keeps a higher priority longer.
-        table = sequence.table = self._cache.open(
-            tokens,
-            request.namespace,
-            read=request.reuses_prefixes,
-            write=request.write_cache,
-            priority=-request.priority,
-            owner=request.tenant,
-        )
-        sequence.num_computed = table.num_tokens
-        return table
-
     def _require_growth(self, group: SequenceGroup, num_cached: int = 0, num_more_blocks: int = 0) -> None:
         """Raise OutOfBlocks unless the running groups and ``group``, counted among them now, can continue together.
 
@@ -404,15 +357,5 @@ class Admission:
         """
         growth = self._decode_growth()
         growth.add(group, num_cached)
-        self._cache.require(num_more_blocks + (growth.num_blocks if self._running else self._num_fork_blocks(group)))
-
-    def _num_fork_blocks(self, group: SequenceGroup) -> int:
-        """Blocks that a group still takes when its sequences part, once the first has computed what they have in common.
-
-        If these were missing, as beside pins, the group would preempt itself then, and begin again and again.
-        """
-        size, num_common = self._cache.block_size, group.num_shared_prefill_tokens
-        if not num_common:
-            return 0
-        own = sum(-(-len(sequence.token_ids) // size) - num_common // size for sequence in group.sequences)
-        return own - (num_common % size > 0)  # one has the block that the common tokens fill in part
+        num_growth = growth.num_blocks if self._running else self._blocks.num_fork_blocks(group)
+        self._cache.require(num_more_blocks + num_growth)

@@ -8,7 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 
-from radixkv.cache import OutOfBlocks, PrefixCache
+import numpy as np
+from numpy.typing import NDArray
+
+from radixkv.cache import BlockTable, OutOfBlocks, PrefixCache
 from radixkv.scheduling.batch import ScheduledChunk
 from radixkv.scheduling.request import SequenceGroup, TokenSequence
 
@@ -19,6 +22,47 @@ class SequenceBlocks:
     def __init__(self, cache: PrefixCache) -> None:
         self._cache = cache
         self._block_size = cache.block_size
+
+    def open(self, group: SequenceGroup) -> None:
+        """Open a table for each sequence and reserve its slots; only for the first if it must prefill a common prefix.
+
+        Raises:
+            OutOfBlocks: some tables may be open then.
+        """
+        num_common = group.num_common_tokens
+        first = group.sequences[0]
+        for sequence in group.sequences:
+            tokens = group.prefill_token_ids if sequence is first else np.array(sequence.token_ids, dtype=np.int32)
+            table = self._open_table(sequence, tokens)
+            if sequence.num_computed < num_common:
+                # The common tokens were evicted, perhaps for the tables before this one. If each sequence computed them
+                # again, blocks might not suffice.
+                if sequence is not first:
+                    self.undo_open(group)
+                    # With the common tokens as the prompt, at least one of them is left to compute.
+                    table = self._open_table(first, group.prefill_token_ids[:num_common])
+                group.num_shared_prefill_tokens = num_common
+                self._cache.reserve(table, num_common)
+                return
+            self._cache.reserve(table, len(sequence.token_ids))
+
+    def undo_open(self, group: SequenceGroup) -> None:
+        """Undo `open`, however far it came."""
+        for sequence in group.sequences:
+            self.abort(sequence)
+            sequence.num_computed = 0
+        group.num_shared_prefill_tokens = 0
+
+    def num_fork_blocks(self, group: SequenceGroup) -> int:
+        """Blocks that a group still takes when its sequences part, once the first has computed what they have in common.
+
+        If these were missing, as beside pins, the group would preempt itself then, and begin again and again.
+        """
+        size, num_common = self._block_size, group.num_shared_prefill_tokens
+        if not num_common:
+            return 0
+        own = sum(-(-len(sequence.token_ids) // size) - num_common // size for sequence in group.sequences)
+        return own - (num_common % size > 0)  # one has the block that the common tokens fill in part
 
     def reserve(self, sequence: TokenSequence, num_tokens: int) -> bool:
         """Make the slots of the next ``num_tokens`` writable; False, with nothing changed, if blocks run out."""
@@ -105,3 +149,17 @@ class SequenceBlocks:
         if sequence.table is not None:
             self._cache.abort(sequence.table)
             sequence.table = None
+
+    def _open_table(self, sequence: TokenSequence, tokens: NDArray[np.int32]) -> BlockTable:
+        request = sequence.request
+        # A request's lower priority is more urgent; the cache keeps a higher priority longer.
+        table = sequence.table = self._cache.open(
+            tokens,
+            request.namespace,
+            read=request.reuses_prefixes,
+            write=request.write_cache,
+            priority=-request.priority,
+            owner=request.tenant,
+        )
+        sequence.num_computed = table.num_tokens
+        return table
