@@ -6,9 +6,8 @@ places keys and values, and checks that every sequence still reads its own.
 
 from __future__ import annotations
 
-import itertools
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, NoReturn
 
 import numpy as np
@@ -23,6 +22,7 @@ from radixkv.testing.story import (
     count_in_words,
     error_in_words,
     ids_in_words,
+    sequence_names,
     tokens_in_words,
     under,
 )
@@ -71,7 +71,7 @@ class CheckedCache:
         self._memory = ShadowMemory(adapter.num_blocks, adapter.block_size)
         self._root_tags: dict[str, int] = {}
         self._broken = False
-        self._names = _names()
+        self._names = sequence_names()
         self._always = always
         self._story = Story(keep_story)
 
@@ -140,7 +140,7 @@ class CheckedCache:
     def fork(self, sequence: LiveSequence) -> LiveSequence | None:
         """A second sequence that goes on from where this one is; None where the cache has not enough blocks."""
         name = next(self._names)
-        self._story.begin(f"{name} forks from {sequence.name} at {sequence.length} tokens")
+        self._story.begin(f"{name} forks from {sequence.name} at {count_in_words(sequence.length, 'token')}")
         before = self._state()
         handle = self._answers.fork(sequence.handle)
         if handle is None:
@@ -363,8 +363,7 @@ class CheckedCache:
             self._memory.copy(copy.source, copy.target, copy.num_tokens)
 
     def _raised(self, error: Exception) -> NoReturn:
-        self._broken = True
-        raise self._violation(7, f"the cache raised {error_in_words(error)}") from error
+        self._fail(7, f"the cache raised {error_in_words(error)}", error)
 
     def _done(self) -> None:
         if self._always:
@@ -389,25 +388,15 @@ class CheckedCache:
     def _blocks(self, sequence: LiveSequence) -> str:
         return ids_in_words(self._answers.blocks(sequence.handle)) if self._story.keep else ""
 
-    def _fail(self, rule: int, problem: str) -> NoReturn:
+    def _fail(self, rule: int, problem: str, cause: Exception | None = None) -> NoReturn:
         self._broken = True
-        raise self._violation(rule, problem)
-
-    def _violation(self, rule: int, problem: str) -> RuleViolation:
         num_blocks, block_size = self.adapter.num_blocks, self.adapter.block_size
         pool = f"{count_in_words(num_blocks, 'block')} of {count_in_words(block_size, 'token')}"
-        return RuleViolation(rule, problem, self._story.steps, pool)
+        raise RuleViolation(rule, problem, self._story.steps, pool) from cause
 
 
 def _common(a: Sequence[int], b: Sequence[int]) -> int:
     return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
-
-
-def _names() -> Iterator[str]:
-    """A to Z, then A1 to Z1, and so on."""
-    for number in itertools.count():
-        for letter in "ABCDEFGHIJKLMNOPQRSTUVWXYZ":
-            yield f"{letter}{number or ''}"
 
 
 def _these(sequences: Sequence[LiveSequence]) -> str:

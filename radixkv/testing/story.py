@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 # The name, the blocks and the length of a sequence; and all blocks that are free, or cached, with all sequences.
@@ -34,6 +35,13 @@ class Story:
             self.steps[-1] += f": {what}" if ":" not in self.steps[-1] else f"; {what}"
         else:
             self.steps[:] = [what]
+
+
+def sequence_names() -> Iterator[str]:
+    """What sequences are called: A to Z, then A1 to Z1, and so on."""
+    for number in itertools.count():
+        for letter in "ABCDEFGHIJKLMNOPQRSTUVWXYZ":
+            yield f"{letter}{number or ''}"
 
 
 def count_in_words(count: int, noun: str) -> str:
