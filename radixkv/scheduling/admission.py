@@ -78,9 +78,10 @@ class Admission:
         """Forget what was noted for the step before."""
         self._looked_up.clear()
         self._in_flight_prefixes.begin_step(self._running if self._waiting else ())
-        self._end_waits(for_loads=True)
         self.first_without_room = None
         self._growth = None
+        # With no slot free, those that wait for loads are looked at only for others to give way, in turn or not.
+        self._end_waits(for_loads=bool(self._waiting) and self._num_admissible_seqs > 0)
 
     def note_preempted(self) -> None:
         """A running group was preempted: what tenants use is counted anew."""
@@ -94,6 +95,7 @@ class Admission:
     def forget(self, group: SequenceGroup) -> None:
         """Forget a group that was started, or is gone."""
         self._in_flight_prefixes.forget(group)
+        self._tenant_waits.forget(group)
         if self._loads is not None:
             self._loads.forget(group)
         self._retry_when.pop(group, None)

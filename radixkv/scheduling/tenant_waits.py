@@ -49,6 +49,10 @@ class TenantWaits:
         in_flight = self._in_flight.awaited_by(first) is not None
         self._shares.set_waits_for(tenant, WaitsFor.PREFIX if in_flight else WaitsFor.LOAD)
 
+    def forget(self, group: SequenceGroup) -> None:
+        """``group`` no longer waits; its tenant is in turn, if others of its groups do."""
+        self._for_loads.pop(group, None)
+
     def end_for_prefixes(self) -> bool:
         """Whether prefixes are no longer in flight for which tenants waited; these are in turn again."""
         over = [prefix for prefix in self._for_prefixes if not self._in_flight.is_in_flight(prefix)]

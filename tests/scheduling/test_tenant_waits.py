@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import gc
 import random
+import weakref
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
 import pytest
-from support.prefix_load_driver import SHORT_STEM, SIZE, STEM, Driver, unlike
+from support.prefix_load_driver import SHORT_STEM, SIZE, STEM, Driver, Loader, unlike
 from support.scheduler_driver import SchedulerDriver, prompt
 
 from radixkv.scheduling.fair_shares import FairShares, WaitsFor
+from radixkv.scheduling.prefix_loads import PrefixLoads
+from radixkv.scheduling.request import SequenceGroup
 from radixkv.scheduling.tenant_share import TenantShare
 from radixkv.scheduling.tenant_usage import TenantUsage
 from radixkv.scheduling.tenant_waits import TenantWaits
@@ -72,6 +76,37 @@ def test_a_step_takes_as_long_however_many_tenants_wait_for_prefixes(
         assert len(driver.scheduler.waiting) == num_tenants
         work.append(dict(num_looks))
     assert work[0] == work[1]
+
+
+@pytest.mark.parametrize("wait", [waiting_for_one_load, waiting_for_look_ups])
+def test_with_no_slot_free_nobody_asks_which_of_many_loads_are_over(
+    wait: Callable[[int], Driver], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With 5,000 that waited for look-ups, steps took 3.8 ms instead of 0.6."""
+    driver = wait(40)
+    driver.step()
+    driver.loader.look_up = Loader().look_up  # type: ignore[method-assign]
+    for number in range(7):
+        driver.add(unlike(6000 + 100 * number, 1), max_new=60, tenant=f"runs {number}")
+    driver.step()
+    assert len(driver.scheduler.running) == 8
+    asked: list[SequenceGroup] = []
+    monkeypatch.setattr(PrefixLoads, "over", lambda self, groups: asked.extend(groups) or [])
+    driver.step()
+    assert len(driver.scheduler.waiting) == 40
+    assert not asked
+
+
+def test_a_request_that_is_gone_is_not_kept_until_the_next_step() -> None:
+    driver = waiting_for_one_load(1)
+    driver.step()
+    (waits,) = driver.scheduler.waiting
+    held = weakref.ref(waits)
+    driver.scheduler.remove(waits)
+    del waits
+    driver.loads.publish_done()  # the load that nobody waits for ends
+    gc.collect()
+    assert held() is None
 
 
 def order_of_requests(seed: int) -> list[tuple[int, int]]:
