@@ -225,7 +225,7 @@ class Admission:
             if usage.exceeds_limit(group):
                 break
             if self._in_flight_prefixes.should_wait(group):
-                num_waiting += 1
+                num_waiting += self._in_flight_prefixes.is_seen(group)
                 continue
             if self._loads is not None and self._waits_for_load(group):
                 if self._loads.yields(group):

@@ -33,13 +33,14 @@ class InFlightPrefixes:
         self._cache = cache
         self._prefixes: dict[SequenceGroup, InFlightPrefix] = {}
         self._stalled: set[SequenceGroup] = set()
+        self._stalled_before: set[SequenceGroup] = set()  # in the step before
         self._owners: set[SequenceGroup] = set()  # the groups that run
         # Those whose prompts are in progress, by the block that they publish next: its namespace, its start, its tokens.
         self._by_block: dict[str, dict[int, dict[bytes, list[SequenceGroup]]]] = {}
 
     def begin_step(self, running: Iterable[SequenceGroup]) -> None:
         """Forget which owners got no tokens in the step before, and look at what runs."""
-        self._stalled.clear()
+        self._stalled_before, self._stalled = self._stalled, set()
         self.look_at(running)
 
     def look_at(self, running: Iterable[SequenceGroup]) -> None:
@@ -80,6 +81,10 @@ class InFlightPrefixes:
     def awaited_by(self, group: SequenceGroup) -> InFlightPrefix | None:
         """What a group waited for when it was asked last whether it should wait; None: it need not."""
         return self._prefixes.get(group)
+
+    def is_seen(self, group: SequenceGroup) -> bool:
+        """Whether the wait of a group that should wait may last, so that nobody has to look at it until it is over."""
+        return self._prefixes[group].owner not in self._stalled_before
 
     def should_wait(self, group: SequenceGroup) -> bool:
         """Whether a group that runs will soon publish at least a block more of this one's prompt than is cached now."""
