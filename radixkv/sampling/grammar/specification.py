@@ -15,7 +15,7 @@ from radixkv.sampling_params import StructuredOutputsParams
 _MAX_CHARACTERS = 131_072
 _SCHEMA = re.compile(r"%json\s*(?=\{)")
 # After what may look like one. What is not closed is read to its end, because it is refused in any case.
-_COMMENT = re.compile(r'("(?:\\.|[^"\\\n])*"?|<[^<>\s]+>|/(?:\\.|[^/\\])+/?)|(?:\#|//)[^\n]+', re.DOTALL)
+_COMMENT = re.compile(r'("(?:\\.|[^"\\\n])*"?|<[^<>\s]+>|/(?:\\.|[^/\\])+/?)|(?:\#|//)[^\n]*', re.DOTALL)
 # In GBNF; a backslash that is escaped itself begins no number.
 _NUMBERED = re.compile(r"\\(?:u([0-9a-fA-F]{4})|U([0-9a-fA-F]{8})|.)", re.DOTALL)
 _GBNF_RULE = re.compile(r"^[ \t]*[\w-]+\s*::=", re.MULTILINE)

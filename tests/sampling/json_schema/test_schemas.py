@@ -250,6 +250,14 @@ a: %json {{"const": "// #"}} # {refused}
         accepts_text(llm, StructuredOutputsParams(grammar=f"start: {refused}"), "")
 
 
+@pytest.mark.parametrize("comment", ["#", "//", "# or", "// or"])
+def test_a_comment_of_a_grammar_may_be_empty(llm: LLM, comment: str) -> None:
+    """An empty one of two slashes was taken for the beginning of a regular expression."""
+    spec = StructuredOutputsParams(grammar=f'{comment}\nstart: "a" /b#c/ {comment}\n  | "/#"\n')
+    assert accepts_text(llm, spec, "ab#c")
+    assert accepts_text(llm, spec, "/#")
+
+
 def test_how_a_schema_within_a_grammar_is_written_is_what_it_says_itself_beside_what_else_holds(llm: LLM) -> None:
     """Where it said one thing, white space had no limit."""
     schema = {"enum": [[1, 2]], "x-guidance": {"key_separator": ": ", "item_separator": ";"}}
