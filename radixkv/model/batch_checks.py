@@ -54,17 +54,19 @@ def refuse_mixing(forward: Forward, tokens: torch.Tensor, name: str) -> None:
     pairs = torch.tensor([first, second, other, second], device=tokens.device)
     positions = torch.tensor([0, 1, 0, 1], device=tokens.device)
     rows = torch.tensor([1, 3], device=tokens.device)
-    logits = forward(pairs, positions, rows, attend_itself)
-    one, another = logits.float()
+    one, another = forward(pairs, positions, rows, attend_itself).float()
     if (one - another).norm() > _ROUNDING * one.norm():
-        if torch.equal(forward(pairs, None, rows, attend_itself), logits):
+        # The last token in the same row, behind others.
+        behind_others = torch.tensor([second, first, first, second], device=tokens.device)
+        (third,) = forward(behind_others, positions, rows[1:], attend_itself).float()
+        if (third - another).norm() > _ROUNDING * another.norm():
             raise UnsupportedModelError(
-                f"{name}: it counts positions itself, whatever position_ids say, which a batch of several sequences does not "
-                "allow"
+                f"{name}: its layers mix tokens elsewhere than in attention (by a convolution, say), which needs state that "
+                "blocks of keys and values do not hold"
             )
         raise UnsupportedModelError(
-            f"{name}: its layers mix tokens elsewhere than in attention (by a convolution, say), which needs state that "
-            "blocks of keys and values do not hold"
+            f"{name}: it counts positions itself, whatever position_ids say, which a batch of several sequences does not "
+            "allow"
         )
 
 

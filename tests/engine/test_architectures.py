@@ -140,6 +140,19 @@ def test_a_model_that_heeds_no_positions_is_refused(monkeypatch: pytest.MonkeyPa
         LLM(build_supported("llama"))
 
 
+def test_a_model_without_positions_that_mixes_tokens_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was said to count positions itself, for it computes the same whatever position_ids say."""
+    compute = modeling_llama.LlamaMLP.forward
+
+    def mix(self: Any, x: torch.Tensor) -> Any:
+        return compute(self, x + torch.nn.functional.pad(x, (0, 0, 1, 0))[:, :-1])
+
+    monkeypatch.setattr(modeling_llama.LlamaMLP, "forward", mix)
+    monkeypatch.setattr(modeling_llama, "apply_rotary_pos_emb", lambda query, key, *_, **__: (query, key))
+    with pytest.raises(UnsupportedModelError, match=r"^LlamaForCausalLM: its layers mix tokens elsewhere"):
+        LLM(build_supported("llama"))
+
+
 def test_positions_are_probed_without_the_padding_token_of_the_part_that_reads_text() -> None:
     """Its own position is the number of padding, 0 here, and the tokens after it then had those that an engine gives."""
     text = {
