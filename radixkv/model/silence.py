@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from threading import Lock
 from typing import ClassVar
 
+from huggingface_hub.utils.tqdm import are_progress_bars_disabled, disable_progress_bars
 from transformers.utils import logging as transformers_logging
 
 
@@ -17,6 +18,7 @@ class _Silence:
     num_within: ClassVar[int] = 0
     level: ClassVar[int]
     has_bars: ClassVar[bool]
+    hub_has_bars: ClassVar[bool]
 
 
 @contextmanager
@@ -26,6 +28,7 @@ def silence_transformers() -> Iterator[None]:
         if not _Silence.num_within:
             _Silence.level = transformers_logging.get_verbosity()
             _Silence.has_bars = transformers_logging.is_progress_bar_enabled()
+            _Silence.hub_has_bars = not are_progress_bars_disabled()
             transformers_logging.set_verbosity_error()
             transformers_logging.disable_progress_bar()
         _Silence.num_within += 1
@@ -36,5 +39,7 @@ def silence_transformers() -> Iterator[None]:
             _Silence.num_within -= 1
             if not _Silence.num_within:
                 transformers_logging.set_verbosity(_Silence.level)
-                if _Silence.has_bars:
+                if _Silence.has_bars:  # which enables the hub's, too
                     transformers_logging.enable_progress_bar()
+                if not _Silence.hub_has_bars:
+                    disable_progress_bars()

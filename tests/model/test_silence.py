@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from threading import Event, Thread
 
+import pytest
+from huggingface_hub.utils.tqdm import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
 from transformers.utils import logging as transformers_logging
 
 from radixkv.model.silence import silence_transformers
@@ -34,3 +36,18 @@ def test_two_models_that_are_loaded_at_a_time_leave_transformers_as_it_was() -> 
         assert transformers_logging.is_progress_bar_enabled() == before[1]
     finally:
         transformers_logging.set_verbosity(before[0])
+
+
+def test_progress_bars_of_the_hub_that_a_program_has_disabled_stay_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They were enabled with those of transformers, which the program had left."""
+    monkeypatch.setattr(transformers_logging, "_tqdm_active", True)
+    were_disabled = are_progress_bars_disabled()
+    disable_progress_bars()
+    try:
+        with silence_transformers():
+            pass
+        assert are_progress_bars_disabled()
+        assert transformers_logging.is_progress_bar_enabled()
+    finally:
+        if not were_disabled:
+            enable_progress_bars()
