@@ -68,8 +68,8 @@ def _hint(layer_type: str, config: Any) -> str:
     if layer_type != "chunked_attention" or size is None:
         return ""
     return (
-        f"; in sequences of up to {size} tokens, 'full_attention' in its place in the layer_types of its config.json "
-        "gives the same"
+        f"; in sequences of up to {size} tokens, a config.json whose layer_types has 'full_attention' for each layer of "
+        "this type gives the same"
     )
 
 
