@@ -198,12 +198,16 @@ class TierStack:
             blocks = blocks.view()
             blocks.flags.writeable = False
             for index in indices:
-                with self._guarded(index, "put_many", "does not keep what is put"):
-                    tier = self._tiers[index]
-                    put = tier.borrow_many if lent and isinstance(tier, Borrower) else tier.put_many
-                    kept = _for_tier(tier, keys)
-                    if kept:
-                        put(kept, blocks[: len(kept)])
+                tier = self._tiers[index]
+                kept = _for_tier(tier, keys)
+                if not kept:
+                    continue
+                if lent and isinstance(tier, Borrower):
+                    method, put = "borrow_many", tier.borrow_many
+                else:
+                    method, put = "put_many", tier.put_many
+                with self._guarded(index, method, "does not keep what is put"):
+                    put(kept, blocks[: len(kept)])
 
     @contextmanager
     def _guarded(self, index: int, method: str, instead: str = "is treated as empty") -> Iterator[None]:

@@ -127,6 +127,34 @@ def test_a_tier_of_which_one_method_fails_is_said_once_to_fail(
     assert record.getMessage() == expected
 
 
+class LendingFullTier(DictTier):
+    """Can be given blocks, and not be lent any."""
+
+    def borrow_many(self, keys: Sequence[BlockKey], blocks: BlockBytes) -> None:
+        raise OSError("no space left")
+
+
+def test_what_is_put_does_not_hide_that_nothing_can_be_lent(caplog: pytest.LogCaptureFixture) -> None:
+    """Both counted as one method, so each write after a read from a farther tier was a new failure."""
+    stack = TierStack([LendingFullTier(), DictTier()])
+    blocks = np.ones((3, 8), np.uint8)
+    for _ in range(3):
+        stack.write(KEYS, blocks, stack.generation(KEYS[0].namespace))
+        assert stack.read(Span(1, 0, 3), KEYS, blocks.copy()) == 3
+    (record,) = caplog.records
+    assert record.getMessage() == (
+        "the dict tier failed in borrow_many, and does not keep what is put: OSError('no space left')"
+    )
+
+
+def test_a_put_of_nothing_that_a_tier_keeps_is_none_that_works(caplog: pytest.LogCaptureFixture) -> None:
+    stack = TierStack([FullTier()])
+    part = partly_filled(KEYS[-1], 3)
+    for keys in (KEYS, [part], KEYS):
+        stack.write(keys, np.ones((len(keys), 8), np.uint8), stack.generation(part.namespace))
+    assert len(caplog.records) == 1
+
+
 class MiscountingTier(DictTier):
     """Its counters are whatever it is told to say, or cannot be read."""
 
