@@ -84,9 +84,7 @@ class Grammar:
         assert frame is not None
         self._tokenizer = tokenizer
         vocabulary = llguidance.hf.from_tokenizer(tokenizer, n_vocab=len(tokenizer))
-        self._matcher = llguidance.LLMatcher(
-            vocabulary, framed(frame_text(frame), content or "", lambda _: None), log_level=0
-        )
+        self._matcher = llguidance.LLMatcher(vocabulary, framed(frame_text(frame), content or ""), log_level=0)
         assert not self._matcher.is_error(), self._matcher.get_error()
 
     def accepts(self, text: str) -> bool:

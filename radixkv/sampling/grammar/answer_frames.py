@@ -36,15 +36,14 @@ def frame_text(frame: AnswerFrame) -> str:
     return text
 
 
-def framed(frame: str, content: str, refusal: Callable[[str], str | None]) -> str:
-    """A frame with the grammar of its content, in llguidance's format.
+def checked_frame(frame: str, refusal: Callable[[str], str | None]) -> str:
+    """A frame whose schemas the compiler takes.
 
     Of a schema that the compiler refuses, patterns are left to the model, or all if that does not help: the arguments of its
     tool may be any. Each is checked alone, because within the frame its cost shows only when a call has begun.
 
     Args:
         frame: from `frame_text`.
-        content: a grammar in llguidance's format; "": there is none.
         refusal: why a schema, as JSON, is refused; None: it is not.
 
     Raises:
@@ -65,7 +64,17 @@ def framed(frame: str, content: str, refusal: Callable[[str], str | None]) -> st
             part["json_schema"] = {**anything, "title": schema["title"], "x-guidance": schema["x-guidance"]}
             what = "they"
         _log.warning("%s; %s are left to the model", problem, what)
-    grammars = [answer, *parts]
+    return json.dumps([answer, *parts])
+
+
+def framed(frame: str, content: str) -> str:
+    """A frame with the grammar of its content, in llguidance's format.
+
+    Args:
+        frame: from `checked_frame`.
+        content: a grammar in llguidance's format; "": there is none.
+    """
+    grammars = json.loads(frame)
     if content.startswith("{"):
         inner = json.loads(content)["grammars"]
         grammars += [{**inner[0], "name": "content"}, *inner[1:]]

@@ -30,7 +30,7 @@ from numpy.typing import NDArray
 
 from radixkv.errors import StructuredOutputError, one_line
 from radixkv.model.text_interface import TextInterface
-from radixkv.sampling.grammar.answer_frames import frame_text, framed
+from radixkv.sampling.grammar.answer_frames import checked_frame, frame_text, framed
 from radixkv.sampling.grammar.budget import GrammarBudget
 from radixkv.sampling.grammar.lark_parts import numbered_parts
 from radixkv.sampling.grammar.specification import Specification
@@ -42,7 +42,7 @@ from radixkv.sampling.json_schema.prepare import (
     parts_with_patterns,
     prepare_schema,
 )
-from radixkv.sampling.json_schema.unsatisfiable import leave_out_unsatisfiable, unsatisfiable_reference
+from radixkv.sampling.json_schema.unsatisfiable import decisive, leave_out_unsatisfiable, unsatisfiable_reference
 from radixkv.sampling_params import StructuredOutputsParams
 from radixkv.threads import run_with_deep_stack
 
@@ -258,10 +258,11 @@ class GrammarCompiler:
 
     def _compile(self, spec: Specification | None, frame: str | None) -> GrammarState:
         tokenizer = self._prepared_tokenizer()  # first: it raises if llguidance is not installed
+        frame = None if frame is None else checked_frame(frame, self._schema_refusal)
         attempt = self._attempt(spec, frame, prepare_schema)
         if isinstance(attempt, str) and unsatisfiable_reference(attempt) is not None:
             again = self._attempt(spec, frame, self._prepared_again)
-            attempt = attempt if isinstance(again, str) else again
+            attempt = decisive(attempt, again) if isinstance(again, str) else again
         if isinstance(attempt, str):
             name = "tools: their calls" if spec is None else f"structured_outputs: {spec.kind}"
             raise ValueError(f"{name} cannot be followed: {attempt}")
@@ -273,12 +274,13 @@ class GrammarCompiler:
         """The grammar of whole answers, compiled, or why it is refused.
 
         Args:
+            frame: from `checked_frame`.
             prepare: see `Specification.grammar`.
         """
         content, schemas = ("", []) if spec is None else spec.grammar(prepare)
         reason = next(filter(None, map(not_to_compile, schemas)), None)
         if reason is None:
-            whole = content if frame is None else framed(frame, content, self._schema_refusal)
+            whole = content if frame is None else framed(frame, content)
             matcher = _matcher(self._prepared_tokenizer(), whole)
             reason = self._refusal_of(matcher, schemas)
         if reason is None and spec is not None and spec.kind == "grammar":

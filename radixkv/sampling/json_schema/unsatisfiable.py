@@ -41,4 +41,14 @@ def leave_out_unsatisfiable(schema: Any, refusal: Callable[[str], str | None]) -
                 del part["$ref"]
                 part["enum"] = []
         reason = refusal(json.dumps(schema))
-    return reason and first
+    return reason and decisive(first, reason)
+
+
+def decisive(first: str | None, last: str) -> str:
+    """The reason to give for a schema that is refused with references to what nothing satisfies, and without them.
+
+    Args:
+        first: why it is refused with them.
+        last: why without them; that nothing satisfies the rest is explained by ``first``.
+    """
+    return first if first is not None and "satisf" in last else last

@@ -10,7 +10,7 @@ import pytest
 from support.schemas import accepts, one_string
 
 from radixkv import LLM, StructuredOutputsParams
-from radixkv.sampling.grammar.answer_frames import frame_text, framed
+from radixkv.sampling.grammar.answer_frames import checked_frame, frame_text
 from radixkv.tools.grammar import AnswerFrame
 
 # Pydantic 2.12 and 2.13 wrote the first three of a decimal number; zod writes the last of an address.
@@ -130,8 +130,8 @@ def test_of_a_tool_s_schema_that_is_refused_the_patterns_alone_are_left_to_the_m
     others = {"additionalProperties": False, "title": "f", "x-guidance": guidance}
     schema = {**one_string(pattern="^(?!x)"), **others}
     frame = frame_text(AnswerFrame("start: @f", {"f": schema}))
-    grammars = json.loads(framed(frame, "", lambda text: "look-around" if "(?!x)" in text else None))
-    assert grammars["grammars"][1]["json_schema"] == {**one_string(), **others}
+    grammars = json.loads(checked_frame(frame, lambda text: "look-around" if "(?!x)" in text else None))
+    assert grammars[1]["json_schema"] == {**one_string(), **others}
     assert caplog.messages == [
         "the parameters of 'f' cannot be enforced: look-around; its patterns, and lengths beside them, are left to the model"
     ]

@@ -9,7 +9,7 @@ import jsonschema
 import pytest
 from support.answer_forms import options
 from support.chat_templates import TEMPLATES, make_tokenizer
-from support.schemas import accepts, accepts_text
+from support.schemas import accepts, accepts_text, one_string
 
 from radixkv import LLM, StructuredOutputsParams
 from radixkv.tools.chat_format import ChatFormat
@@ -53,6 +53,27 @@ def test_a_schema_that_nothing_satisfies_is_refused(llm: LLM, schema: dict[str, 
     message = r"json cannot be followed: .*minimum \(5\) is greater than maximum \(1\)"
     with pytest.raises(ValueError, match=message):
         accepts(llm, {"$defs": DEFINITIONS, **schema}, None)
+
+
+@pytest.mark.parametrize("names", [["other", "a%20b~1c"], ["a%20b~1c", "other"]])
+def test_a_schema_that_is_refused_for_something_else_is_refused_for_that(llm: LLM, names: list[str]) -> None:
+    """What nothing satisfies was blamed, although it does no harm."""
+    other = {"oneOf": [{"type": "integer"}, {"type": "number"}]}
+    references = [{"$ref": f"#/$defs/{name}"} for name in names]
+    with pytest.raises(ValueError, match="json cannot be followed: oneOf constraints are not supported"):
+        accepts(llm, {"anyOf": references, "$defs": {**DEFINITIONS, "other": other}}, None)
+
+
+def test_tools_are_checked_once_where_the_content_has_parts_that_nothing_satisfies(
+    llm: LLM, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A tool that cannot be enforced was said twice to be left to the model."""
+    tools = [{"type": "function", "function": {"name": "f", "parameters": one_string(pattern="^(?!x)")}}]
+    form = ChatFormat.of(make_tokenizer(TEMPLATES["json"])).answer_form("", options("auto", tools=tools))
+    assert form is not None
+    spec = StructuredOutputsParams(json=EITHER, frame=form.frame(content_is_constrained=True))
+    assert accepts_text(llm, spec, "null")
+    assert caplog.text.count("left to the model") == 1
 
 
 def test_schemas_within_grammars_tags_and_tools_may_have_parts_that_nothing_satisfies(llm: LLM) -> None:
