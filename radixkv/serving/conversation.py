@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Self
 
 from radixkv.model.text_interface import TextInterface
-from radixkv.outputs import CompletionOutput, RequestOutput
+from radixkv.outputs import RequestOutput
 from radixkv.prompts import ChatOptions, Prompt, as_template_message, cache_options, encode, render_chat
 from radixkv.sampling.detokenizer import decode_tokens
 from radixkv.sampling_params import SamplingParams
@@ -158,9 +158,7 @@ class Turn:
         self._options = options
         self._prompt_text = ""
         self._prompt_ids: list[int] = []
-        self._answer_ids: list[int] = []
         self._output: RequestOutput | None = None
-        self._whole: CompletionOutput | None = None
 
     def prompt(self, loaded: TextInterface) -> Prompt:
         """The turn's prompt: the tokens of all that was said, and those of what the chat template adds.
@@ -186,13 +184,12 @@ class Turn:
     def read(self, output: RequestOutput) -> list[str]:
         """The texts that a stream's next output adds to the answer; its reasoning and its calls are not among them."""
         (part,) = output.outputs
-        self._answer_ids += part.token_ids
         texts = [piece.text for piece in part.pieces or () if isinstance(piece, TextPiece)]
-        if self._whole is None:
-            self._whole = part
-        else:
-            self._whole.extend(part)
-        self._output = replace(output, outputs=[self._whole])
+        if self._output is not None:
+            (whole,) = self._output.outputs
+            whole.extend(part)
+            part = whole
+        self._output = replace(output, outputs=[part])
         return texts
 
     def join(self) -> None:
@@ -210,7 +207,7 @@ class Turn:
             [*self._messages, part.answer.as_message()],
             self._prompt_text,
             self._prompt_ids,
-            self._answer_ids,
+            list(part.token_ids),  # the output is the caller's
             part.answer,
             self._output,
         )
