@@ -128,7 +128,7 @@ class TierStack:
         """The prefix was used now; see `RecencyOrdered`."""
         for index, tier in enumerate(self._tiers):
             if isinstance(tier, RecencyOrdered):
-                with self._guarded(index, "mark_used"):
+                with self._guarded(index, "mark_used", "may evict what was used last"):
                     tier.mark_used(_for_tier(tier, prefix))
 
     def write(self, keys: Sequence[BlockKey], blocks: BlockBytes, generation: int) -> None:
@@ -178,11 +178,11 @@ class TierStack:
         return not any(thread.is_alive() for thread in threads)
 
     def _close(self, index: int) -> None:
-        with self._guarded(index, "close"):
+        with self._guarded(index, "close", "may not be closed"):
             self._tiers[index].close()
 
     def _flush(self, index: int, timeout: float) -> bool:
-        with self._guarded(index, "flush"):
+        with self._guarded(index, "flush", "may not have written all"):
             self._behind[index] = not self._tiers[index].flush(timeout)
             return not self._behind[index]
         return False

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from support.dict_tier import DictTier, PartlyFilledDictTier
 from support.tier_model import partly_filled, prefix_keys
+from support.time_limit import HANGING
 
 from radixkv.tiers.block_key import BlockKey
 from radixkv.tiers.host_tier import HostTier
@@ -125,6 +126,32 @@ def test_a_tier_of_which_one_method_fails_is_said_once_to_fail(
         assert stack.read(Span(0, 0, 3), KEYS, blocks.copy()) == 0
     (record,) = caplog.records
     assert record.getMessage() == expected
+
+
+class UnendingTier(DictTier):
+    """Keeps blocks, and fails at all else."""
+
+    def mark_used(self, prefix: Sequence[BlockKey]) -> None:
+        raise OSError("gone")
+
+    def flush(self, timeout: float | None = None) -> bool:
+        raise OSError("gone")
+
+    def close(self) -> None:
+        raise OSError("gone")
+
+
+def test_the_log_says_what_follows_from_each_method_that_fails(caplog: pytest.LogCaptureFixture) -> None:
+    """A tier that could not be closed was said to be treated as empty."""
+    stack = TierStack([UnendingTier()])
+    stack.mark_used(KEYS)
+    assert not stack.flush(1.0)
+    assert stack.close(HANGING)
+    assert [record.getMessage().split("failed in ")[1] for record in caplog.records] == [
+        "mark_used, and may evict what was used last: OSError('gone')",
+        "flush, and may not have written all: OSError('gone')",
+        "close, and may not be closed: OSError('gone')",
+    ]
 
 
 class LendingFullTier(DictTier):
