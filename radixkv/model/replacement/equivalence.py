@@ -13,15 +13,13 @@ from typing import Any
 import torch
 from torch import nn
 
-from radixkv.model.replacement.probe import Probe
+from radixkv.model.replacement.probe import TOKEN_SIZES, Probe
 
 # How large the norm of a token's difference from the original's result may be, relative to the norm of that result.
 TOLERANCES = MappingProxyType({torch.float32: 1e-4, torch.float16: 4e-3, torch.bfloat16: 3e-2})
 # How much larger or smaller a result, or what it adds to its input, may be on average. Rounding has no direction; a factor
 # that the replacement lacks has, even one so near 1 that it is lost in what bfloat16 rounds.
 _MAX_FACTOR = 1.5e-2
-# How large random tokens are, in turn. In the small ones a norm's epsilon shows, in the large ones that something is clipped.
-_SIZES = (1e-3, 0.1, 1.0, 4.0, 16.0)
 # Random numbers around 0 would hide that a module subtracts their mean.
 _MEAN = 0.5
 
@@ -67,7 +65,7 @@ def _random_tokens(like: torch.Tensor) -> torch.Tensor:
     """Random input of this shape, type and device, in which a token is of one of the sizes in turn."""
     numbers = torch.randn(like.shape, generator=torch.Generator().manual_seed(0), dtype=torch.float32) + _MEAN
     sizes = (
-        torch.tensor(_SIZES, dtype=torch.float32)
+        torch.tensor(TOKEN_SIZES, dtype=torch.float32)
         .repeat(like.numel())[: like.numel() // like.shape[-1]]
         .view(*like.shape[:-1], 1)
     )

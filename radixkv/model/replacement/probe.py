@@ -18,8 +18,9 @@ from radixkv.model.positions.window_mask import window_of
 from radixkv.model.replacement.replace_modules import is_unchanged
 from radixkv.model.replacement.watched_calls import watched_calls
 
-# As many as there are sizes of random tokens by which modules are compared then.
-_NUM_TOKENS = 5
+# How large the random tokens are, in turn, by which modules are compared with what stands in for them; a model computes one
+# token for each. In the small ones a norm's epsilon shows, in the large ones that something is clipped.
+TOKEN_SIZES = (1e-3, 0.1, 1.0, 4.0, 16.0)
 
 
 @dataclass(slots=True)
@@ -82,8 +83,9 @@ def compute_a_few_tokens(model: transformers.PreTrainedModel) -> None:
     Raises:
         UnsupportedModelError: its own code fails.
     """
-    tokens = torch.arange(1, _NUM_TOKENS + 1, device=model.device).unsqueeze(0)
+    count = len(TOKEN_SIZES)
+    tokens = torch.arange(1, count + 1, device=model.device).unsqueeze(0)
     # As far apart as they can be: rotation makes a difference, and some models scale queries at far positions only.
     longest = getattr(model.config.get_text_config(), "max_position_embeddings", None) or 2**12
     with errors_of_model(model):
-        model(input_ids=tokens, position_ids=tokens * ((longest - 1) // _NUM_TOKENS), use_cache=False)
+        model(input_ids=tokens, position_ids=tokens * ((longest - 1) // count), use_cache=False)
