@@ -9,7 +9,7 @@ from typing import Any, Literal, NamedTuple
 
 from radixkv.errors import one_line
 from radixkv.sampling.grammar.structural_tag import structural_tag_grammar
-from radixkv.sampling.json_schema.prepare import MAX_NAME_CHARACTERS, prepare_schema, with_json_options
+from radixkv.sampling.json_schema.prepare import MAX_NAME_CHARACTERS, with_json_options
 from radixkv.sampling_params import StructuredOutputsParams
 
 _MAX_CHARACTERS = 131_072
@@ -55,7 +55,7 @@ class Specification(NamedTuple):
             )
         return spec
 
-    def grammar(self, prepare: Callable[[Any], Any] = prepare_schema) -> tuple[str, list[Any]]:
+    def grammar(self, prepare: Callable[[Any], Any]) -> tuple[str, list[Any]]:
         """It in llguidance's format, and the JSON schemas in that.
 
         Args:
