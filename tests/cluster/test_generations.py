@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,7 +19,7 @@ from support.pretended_replicas import llm_of as pretended_llm
 from support.replica_servers import LocalReplica, drain, ingress_client, local_replicas, one_more, tiny_llm
 
 from radixkv import AsyncLLM, __version__
-from radixkv.cluster import MismatchError, ReplicaDescription, replica_set
+from radixkv.cluster import MismatchError, ReplicaDescription, ReplicaSet, replica_set
 from radixkv.cluster.attempt import Attempt, MovedError
 from radixkv.cluster.generations import Generations
 from radixkv.errors import ReplicasLostError
@@ -156,37 +158,40 @@ async def test_what_has_no_token_moves_to_any_generation(default_tokenizer: Any,
             await replicas.remove("new")
 
 
+@asynccontextmanager
+async def lost_beside_a_newer(
+    replicas: ReplicaSet, old: LocalReplica, tokenizer: Any, tmp_path: Path
+) -> AsyncIterator[asyncio.Task[list[int]]]:
+    """What answers a request that the only replica of its generation began, and was killed then; a newer one is up."""
+    steps = await old.llm.call(HeldSteps)
+    async with one_more(replicas, tiny_llm(tokenizer, seed=1), tmp_path / "new.sock", "new"):
+        replicas.streams.router.expect("new", "another's", [], 100_000)
+        task = await begun_on(replicas, old, steps, "0")
+        await old.kill()
+        steps.allow_all()
+        yield task
+        await replicas.remove("new")
+
+
 async def test_what_a_lost_generation_has_begun_is_continued_by_none_other(
     default_tokenizer: Any, tmp_path: Path
 ) -> None:
     async with local_replicas(tmp_path, tiny_llm(default_tokenizer), wait_seconds=0) as (replicas, (old,)):
         expected = await answer(replicas)
-        steps = await old.llm.call(HeldSteps)
-        async with one_more(replicas, tiny_llm(default_tokenizer, seed=1), tmp_path / "new.sock", "new"):
-            replicas.streams.router.expect("new", "another's", [], 100_000)
-            task = await begun_on(replicas, old, steps, "0")
-            await old.kill()
-            steps.allow_all()
+        async with lost_beside_a_newer(replicas, old, default_tokenizer, tmp_path) as task:
             with pytest.raises(ReplicasLostError, match="there is no replica of the generation that began it"):
                 await task
             assert await answer(replicas) != expected  # by the new one
-            await replicas.remove("new")
         await old.start()
 
 
 async def test_it_waits_for_its_generation_to_come_back(default_tokenizer: Any, tmp_path: Path) -> None:
     async with local_replicas(tmp_path, tiny_llm(default_tokenizer), wait_seconds=600) as (replicas, (old,)):
         expected = await answer(replicas)
-        steps = await old.llm.call(HeldSteps)
-        async with one_more(replicas, tiny_llm(default_tokenizer, seed=1), tmp_path / "new.sock", "new"):
-            replicas.streams.router.expect("new", "another's", [], 100_000)
-            task = await begun_on(replicas, old, steps, "0")
-            await old.kill()
-            steps.allow_all()
+        async with lost_beside_a_newer(replicas, old, default_tokenizer, tmp_path) as task:
             await until(lambda: "0" not in replicas.available)
             await old.start()
             assert await task == expected
-            await replicas.remove("new")
 
 
 async def test_an_update_under_load_loses_no_request_and_mixes_no_answer(
