@@ -296,15 +296,18 @@ REFUSED: dict[str, dict[str, Any]] = {
     "bloom": {"n_head": 4},
     # Tokens are attended to together with patches of them, of which there are fewer.
     "blt": {
-        f"{part}_config": {
-            "vocab_size": VOCAB_SIZE,
-            "hidden_size": 32,
-            "hidden_size_global": 32,
-            "num_hidden_layers": 1,
-            "num_attention_heads": 4,
-            "intermediate_size": 48,
-        }
-        for part in ("patcher", "encoder", "decoder", "global")
+        "encoder_hash_byte_group_vocab": VOCAB_SIZE,
+        **{
+            f"{part}_config": {
+                "vocab_size": VOCAB_SIZE,
+                "hidden_size": 32,
+                "hidden_size_global": 32,
+                "num_hidden_layers": 1,
+                "num_attention_heads": 4,
+                "intermediate_size": 48,
+            }
+            for part in ("patcher", "encoder", "decoder", "global")
+        },
     },
     # Keys of its own choose which tokens are attended to.
     "deepseek_v32": {**_MLA, "index_topk": 8, "index_head_dim": 16, "index_n_heads": 2},
