@@ -49,6 +49,7 @@ def test_the_baseline_knows_what_it_was_told() -> None:
 
 def test_curves_are_measured_drawn_and_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scaling, "_ROUNDS", 1)
+    monkeypatch.setattr(scaling, "_LEAVES", (30, 100, 300))
     small = [replace(curve, sizes=curve.sizes[:3]) for curve in scaling.curves()]
     monkeypatch.setattr(scaling, "curves", lambda: small)
     scaling.run_scaling(Console(quiet=True), tmp_path / "scaling.json", tmp_path / "plot.png")
