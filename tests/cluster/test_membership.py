@@ -58,8 +58,11 @@ async def test_a_changed_url_replaces_the_replica_of_that_name() -> None:
 
 
 @pytest.mark.parametrize("urls", [["http://new"], ["http://new", "http://newer"]], ids=["one change", "two changes"])
-async def test_a_replica_is_removed_to_the_end_when_its_url_changes_while_it_joins(urls: list[str]) -> None:
+async def test_a_replica_is_removed_to_the_end_when_its_url_changes_while_it_joins(
+    urls: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Its successor waited for its streams, which had nowhere to go; a second change ended the removal, and it stayed."""
+    monkeypatch.setattr("radixkv.cluster.membership._SECONDS_FOR_OTHERS", 0)
     cluster = Cluster()
     cluster.events["http://a"] = [encode_record(Kind.HELD)]  # requests are sent there, and it has not joined yet
     replicas = cluster.replicas()
