@@ -79,11 +79,10 @@ def test_generated_code_gives_the_same_tokens(
 @pytest.mark.usefixtures("traced")
 def test_a_layer_with_a_graph_break_is_compiled_as_several_graphs() -> None:
     """Experts that read a value on the host break the graph like this hook."""
-    expected = answers(LLM(build_shallow("llama"), **OPTIONS))
-    model = build_shallow("llama")
+    expected = answers(LLM(build("llama", {"num_hidden_layers": 1}), **OPTIONS))
+    model = build("llama", {"num_hidden_layers": 1})
     values = []
-    for layer in model.model.layers:
-        layer.mlp.register_forward_pre_hook(lambda module, args: values.append(args[0].sum().item()))
+    model.model.layers[0].mlp.register_forward_pre_hook(lambda module, args: values.append(args[0].sum().item()))
     before = num_graphs()
     llm = LLM(model, enable_torch_compile=True, **OPTIONS)
     assert num_graphs() - before > 2
