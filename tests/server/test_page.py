@@ -338,9 +338,12 @@ def test_the_page_fits_logs_no_errors_and_loads_nothing_from_other_hosts(
     assert all("401" in message for message in log_messages), log_messages
 
 
-def test_what_came_from_the_disk_and_from_drafts_is_shown(chromium: webdriver.Chrome, tmp_path: Path) -> None:
+def test_what_came_from_the_disk_and_from_drafts_is_shown(
+    chromium: webdriver.Chrome, tiny_model_folder: Path, tmp_path: Path
+) -> None:
     question = "What is the capital of France? Answer in one sentence, and say what it is known for."
-    options = ["--disk-cache", str(tmp_path), "--speculative-config", '{"method": "tree"}']
+    options = [str(tiny_model_folder), "--served-model-name", MODEL]
+    options += ["--disk-cache", str(tmp_path), "--speculative-config", '{"method": "tree"}']
     options += ["--override-generation-config", '{"temperature": 0}']
     for starts in (1, 2):
         with ServerProcess(*options) as server:
