@@ -9,9 +9,6 @@ from __future__ import annotations
 import copy
 import importlib.util
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from pathlib import Path
@@ -24,6 +21,7 @@ from rich.console import Console
 from support.compiled_kernels import pretended_gpu
 from support.model_zoo import VOCAB_SIZE, build
 from support.on_cpu import OnCpu
+from support.preloaded_process import run_preloaded
 from torch.autograd import DeviceType
 from triton.runtime.jit import JITFunction
 from typer.testing import CliRunner
@@ -272,10 +270,10 @@ def test_the_bfloat16_model_is_judged_on_a_cpu_too(monkeypatch: pytest.MonkeyPat
 @pytest.mark.slow
 def test_the_engine_tests_are_themselves_right() -> None:
     """Two of those that a first light runs, fixtures included, over the CPU's backend."""
-    tests = Path(__file__).parents[2]
-    path, chosen = tests / "engine" / "test_on_gpu.py", "qwen3_moe or come_up_again"
-    command = [sys.executable, "-m", "pytest", "-p", "support.gpu_tests_on_cpu", "-p", "no:cacheprovider", "-k", chosen]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tests), os.environ.get("PYTHONPATH", "")])}
-    result = subprocess.run([*command, path], capture_output=True, text=True, check=False, env=environment)
+    path, chosen = Path(__file__).parents[2] / "engine" / "test_on_gpu.py", "qwen3_moe or come_up_again"
+    options = ["-p", "support.gpu_tests_on_cpu", "-p", "no:cacheprovider", "-k", chosen]
+    # Without the module, tests prepare no processes: a preloaded one cannot.
+    program = "import sys, pytest; del sys.modules['support.preloaded_process']; sys.exit(pytest.main(sys.argv[1:]))"
+    result = run_preloaded(program, *options, str(path))
     assert result.returncode == 0, result.stdout
     assert "2 passed" in result.stdout
