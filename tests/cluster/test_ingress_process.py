@@ -11,12 +11,15 @@ from typing import Any
 
 import httpx
 import pytest
+from support.held_steps import HeldSteps
 from support.pretended_replicas import until
 from support.replica_servers import SECRET, LocalReplica, local_replicas, tiny_llm
 
 from radixkv.bench.serving.server_process import BenchProcess
 
 NUM_PROMPTS = 8
+# As many tokens a stream may get before its ingress is killed.
+NUM_BEGUN = 20
 
 
 @asynccontextmanager
@@ -73,6 +76,9 @@ async def test_another_ingress_answers_the_same_and_knows_what_replicas_hold(
             expected = [await answer(client, number) for number in range(NUM_PROMPTS)]
             assert {found for _, found in expected} == {0}
             assert all(replica.llm.stats.num_evictable_blocks for replica in replicas)
+            steps = [await replica.llm.call(HeldSteps) for replica in replicas]
+            for each in steps:
+                each.allow(NUM_BEGUN)
             begun = asyncio.Event()
             broken = asyncio.ensure_future(read_until_it_breaks(client, NUM_PROMPTS, begun))
             await begun.wait()
@@ -81,10 +87,12 @@ async def test_another_ingress_answers_the_same_and_knows_what_replicas_hold(
             ingress.kill()
             beginning = await broken
             assert beginning
+            for each in steps:
+                each.allow_all()
         await until(lambda: not any(replica.llm.stats.num_running for replica in replicas))
         async with running_ingress(tiny_model_folder, replicas) as (_, client):
             again = [await answer(client, number) for number in range(NUM_PROMPTS)]
             assert [text for text, _ in again] == [text for text, _ in expected]
             assert {found for _, found in again} == {63}
-            whole, _ = await answer(client, NUM_PROMPTS, 1500)
+            whole, _ = await answer(client, NUM_PROMPTS, NUM_BEGUN)
             assert whole.startswith(beginning)
