@@ -26,7 +26,7 @@ from transformers.models.llama import modeling_llama
 from radixkv import LLM, SamplingParams
 from radixkv.errors import UnsupportedModelError
 
-GREEDY = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
+GREEDY = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True)
 
 
 @pytest.mark.parametrize("name", sorted(SUPPORTED))
@@ -51,7 +51,7 @@ def test_experts_of_sizes_that_native_code_takes(name: str) -> None:
 
 
 def assert_tokens_equal_transformers(build_it: Callable[[], torch.nn.Module]) -> None:
-    expected = tokens_of_transformers(build_it(), stem_and_tails(), 12)
+    expected = tokens_of_transformers(build_it(), stem_and_tails(), 8)
     llm = LLM(build_it(), block_size=4, num_blocks=200, max_num_batched_tokens=16)
     inputs = [{"prompt_token_ids": prompt} for prompt in stem_and_tails()]
     for _ in range(2):  # the second time everything is cached
@@ -122,7 +122,7 @@ def test_what_the_refusals_of_llama4_advise_changes_no_token() -> None:
     with pytest.raises(UnsupportedModelError, match=r"false in its config.json changes nothing in .* up to 96 tokens"):
         LLM(build("llama4_text", {**sizes, "attn_temperature_tuning": True}))
     as_it_was = build("llama4_text", {**chunked, "attn_temperature_tuning": True})
-    expected = tokens_of_transformers(as_it_was, stem_and_tails(), 12)
+    expected = tokens_of_transformers(as_it_was, stem_and_tails(), 8)
     inputs = [{"prompt_token_ids": prompt} for prompt in stem_and_tails()]
     assert tokens_of(LLM(build("llama4_text", sizes), num_blocks=50), inputs, GREEDY) == expected
 
