@@ -84,11 +84,12 @@ def test_cached_and_uncached_runs_give_the_same_tokens(name: str, quantization: 
     options: dict[str, Any] = {"num_blocks": 400, "quantization": quantization}
     prompts = shared_prefix_prompts(1, 12)
     unshared = LLM(tiny(name), block_size=4, enable_prefix_caching=False, max_num_seqs=1, **options)
-    expected = tokens_of(unshared, prompts)
+    params = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True)
+    expected = tokens_of(unshared, prompts, params)
     for block_size, chunk in ((1, 16), (3, 7), (16, 64)):
         llm = LLM(tiny(name), block_size=block_size, max_num_batched_tokens=chunk, **options)
         for _ in range(2):
-            assert tokens_of(llm, prompts) == expected
+            assert tokens_of(llm, prompts, params) == expected
         assert llm.engine.cache.stats.reused_tokens > 12 * 30
 
 
