@@ -10,7 +10,7 @@ import pytest
 import torch
 import transformers
 from support.model_zoo import build_supported
-from support.prompt_sets import shared_prefix_prompts, tokens_of
+from support.prompt_sets import GREEDY, shared_prefix_prompts, tokens_of
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from radixkv import LLM, BeamSearchParams, SamplingParams
@@ -33,19 +33,27 @@ def tiny(name: str = "llama", dtype: torch.dtype = torch.float64, **options: Any
     return LLM(build_supported(name).to(dtype), **options)
 
 
-def unshared_answers(name: str = "llama", dtype: torch.dtype = torch.float64) -> list[list[int]]:
+def unshared_answers(name: str, dtype: torch.dtype, params: SamplingParams = GREEDY) -> list[list[int]]:
     """Answers of an engine without prefix caching, one request at a time."""
-    return tokens_of(tiny(name, dtype, enable_prefix_caching=False, max_num_seqs=1), shared_prefix_prompts(1, 12))
+    llm = tiny(name, dtype, enable_prefix_caching=False, max_num_seqs=1)
+    return tokens_of(llm, shared_prefix_prompts(1, 12), params)
+
+
+@pytest.fixture(scope="module")
+def float32_answers() -> list[list[int]]:
+    """Answers in float32, where a value may round to another float8 number."""
+    return tokens_of(tiny(dtype=torch.float32), shared_prefix_prompts(1, 12))
 
 
 @pytest.mark.usefixtures("float64")
 @pytest.mark.parametrize(("name", "sizes"), [("llama", [(1, 16), (3, 7), (16, 64)]), ("gemma4_text", [(3, 7)])])
 def test_cached_and_uncached_runs_give_the_same_tokens(name: str, sizes: list[tuple[int, int]]) -> None:
-    expected = unshared_answers(name)
+    params = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True)
+    expected = unshared_answers(name, torch.float64, params)
     for block_size, chunk in sizes:
         llm = tiny(name, block_size=block_size, num_blocks=-(-300 // block_size), max_num_batched_tokens=chunk)
         for _ in range(2):
-            assert tokens_of(llm, shared_prefix_prompts(1, 12)) == expected
+            assert tokens_of(llm, shared_prefix_prompts(1, 12), params) == expected
         assert llm.engine.cache.stats.reused_tokens > 12 * 30
 
 
@@ -61,12 +69,12 @@ def test_windows_sinks_and_unequal_heads(name: str) -> None:
     assert sum(answer == truth for answer, truth in zip(unquantised, expected, strict=True)) < 6
 
 
-def test_compiled_layers_give_the_same_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In float32, where a value may round to another float8 number."""
+def test_compiled_layers_give_the_same_tokens(
+    float32_answers: list[list[int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(compiled_layers, "_BACKEND", "aot_eager")
-    expected = tokens_of(tiny(dtype=torch.float32), shared_prefix_prompts(1, 12))
     answers = tokens_of(tiny(dtype=torch.float32, enable_torch_compile=True), shared_prefix_prompts(1, 12))
-    assert sum(answer == truth for answer, truth in zip(answers, expected, strict=True)) >= 10
+    assert sum(answer == truth for answer, truth in zip(answers, float32_answers, strict=True)) >= 10
 
 
 @pytest.mark.usefixtures("float64")
@@ -138,14 +146,14 @@ def scale_heads(model: torch.nn.Module, keys: float, values: float) -> None:
 
 
 @pytest.mark.parametrize(("keys", "values"), [(2.0**12, 2.0**-12), (2.0**-20, 2.0**15)])
-def test_keys_and_values_of_any_size_keep_their_precision(keys: float, values: float) -> None:
+def test_keys_and_values_of_any_size_keep_their_precision(
+    keys: float, values: float, float32_answers: list[list[int]]
+) -> None:
     """Powers of two change no rounding, so that answers are the same if the scales follow exactly."""
     model = build_supported("llama")
     scale_heads(model, keys, values)
     llm = LLM(model, block_size=4, num_blocks=400, kv_cache_dtype="fp8")
-    assert tokens_of(llm, shared_prefix_prompts(1, 12)) == tokens_of(
-        tiny(dtype=torch.float32), shared_prefix_prompts(1, 12)
-    )
+    assert tokens_of(llm, shared_prefix_prompts(1, 12)) == float32_answers
 
 
 def test_an_unknown_type_is_refused_before_anything_is_changed() -> None:
