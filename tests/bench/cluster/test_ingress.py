@@ -3,36 +3,22 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import subprocess
-from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
-from unittest.mock import patch
 
 import pytest
 from rich.console import Console
-from support.preloaded_process import COMMAND_LINE, PreloadedProcess
 
 from radixkv.bench.cluster import ingress
-from radixkv.bench.serving import server_process
 from radixkv.bench.serving.workload import LoadShape
 
 
-def preloaded(command: Sequence[str], *, env: Mapping[str, str], **_: object) -> PreloadedProcess:
-    """Stands in for `subprocess.Popen` of ``python -m radixkv ...``."""
-    with patch.dict(os.environ, env, clear=True):
-        return PreloadedProcess(COMMAND_LINE, *command[command.index("radixkv") + 1 :])
-
-
 @pytest.mark.slow
+@pytest.mark.usefixtures("preloaded_servers")
 def test_each_path_is_measured_on_the_same_conversations(
     tiny_model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    stand_in = SimpleNamespace(Popen=preloaded, PIPE=subprocess.PIPE)
-    monkeypatch.setattr(server_process, "subprocess", stand_in)
     monkeypatch.setattr(ingress, "_PROBES", 3)
     monkeypatch.setattr(ingress, "_CONVERSATIONS", LoadShape(4, 2, 2, 40, 10, 4, seed=1000))
     path = tmp_path / "cluster.json"

@@ -328,11 +328,12 @@ def test_an_unreachable_server_is_a_one_line_error() -> None:
     assert result.stderr.count("\n") == 1
 
 
+@pytest.mark.usefixtures("preloaded_servers")
 def test_the_cost_of_http_is_measured_on_equal_work(tiny_model_folder: Path, tmp_path: Path) -> None:
     figures = tmp_path / "figures.json"
     options = ["--streams", "2", "--answer-tokens", "3", "--rounds", "1", "--json", str(figures)]
-    result = run_preloaded(COMMAND_LINE, "bench", "http-cost", "--model", str(tiny_model_folder), *options)
-    assert result.returncode == 0, result.stderr
+    command = ["bench", "http-cost", "--model", str(tiny_model_folder), *options]
+    assert CliRunner().invoke(app, command, catch_exceptions=False).exit_code == 0
     document = json.loads(figures.read_text())
     ((direct,), (http,)) = document["direct"], document["http"]
     for name in ("completed", "prompt_tokens", "cached_tokens", "output_tokens"):
