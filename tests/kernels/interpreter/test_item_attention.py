@@ -55,7 +55,9 @@ def test_element_types(dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("tile_rows", [16, 64, 128])
 def test_every_tile_class(tile_rows: int) -> None:
-    run(make_tree(2, levels=[(1, 80), (45, 20)], tile_rows=tile_rows, heads=3, kv_heads=1, split=100), scale=0.1)
+    """With a few more rows than one tile has."""
+    levels = [(1, 80), (tile_rows // 3 + 3, 20)]
+    run(make_tree(2, levels=levels, tile_rows=tile_rows, heads=3, kv_heads=1, split=100), scale=0.1)
 
 
 @pytest.mark.parametrize("block_size", [16, 32, 64])
