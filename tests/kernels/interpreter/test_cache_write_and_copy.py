@@ -70,9 +70,9 @@ def test_queries_and_keys_are_rotated_and_written(
 def test_rotated_keys_in_float8_are_those_of_rotating_and_writing_apart() -> None:
     torch.manual_seed(1)
     query, key, value = torch.randn(3, 2, 64), torch.randn(3, 2, 64), torch.randn(3, 2, 64)
-    angles, slots, scales = torch.randn(3, 64), torch.tensor([3, -1, 17]), torch.tensor([2.0, 0.5])
+    angles, slots = torch.randn(3, 64), torch.tensor([3, -1, 17])
     ours, apart = ([torch.zeros(2, 16, 2, 64).to(torch.float8_e4m3fn) for _ in range(2)] for _ in range(2))
-    options = {"key_scales": scales, "value_scales": scales}
+    options = {"key_scales": torch.tensor([2.0, 0.5]), "value_scales": torch.tensor([0.25, 4.0])}
     rotated = key * angles.cos()[:, None] + torch.cat((-key[..., 32:], key[..., :32]), -1) * angles.sin()[:, None]
     write_cache(rotated, value, *apart, slots, **options)
     rotate_and_write(query, key, value, angles.cos(), angles.sin(), *ours, slots, torch.empty_like(query), **options)
@@ -94,13 +94,13 @@ def test_rotations_that_fit_no_head_are_refused() -> None:
 def test_float8_is_scaled_and_clamped() -> None:
     """On values that float8 holds exactly: the interpreter does not round the others as a GPU does."""
     exact = torch.tensor([0.5, 1.0, -3.5, 28.0, 448.0, -1000.0]).repeat(32)[: 2 * 64].view(1, 2, 64)
-    scales = torch.tensor([2.0, 0.5])
-    key, value = exact * scales[:, None], -exact * scales[:, None]
+    key_scales, value_scales = torch.tensor([2.0, 0.5]), torch.tensor([0.25, 4.0])
+    key, value = exact * key_scales[:, None], -exact * value_scales[:, None]
     caches = [torch.zeros(2, 16, 2, 64).to(torch.float8_e4m3fn) for _ in range(2)]
     truth = [cache.clone() for cache in caches]
     slots = torch.tensor([20])
-    write_cache(key, value, *caches, slots, key_scales=scales, value_scales=scales)
-    reference.write_cache(key, value, *truth, slots, key_scales=scales, value_scales=scales)
+    write_cache(key, value, *caches, slots, key_scales=key_scales, value_scales=value_scales)
+    reference.write_cache(key, value, *truth, slots, key_scales=key_scales, value_scales=value_scales)
     assert all(same(cache, expected) for cache, expected in zip(caches, truth, strict=True))
     assert float(caches[0].float().max()) == 448.0
 

@@ -22,6 +22,7 @@ CPU = torch.device("cpu")
 )
 def test_the_kernel_draws_what_torch_draws(vocab_size: int, spread: float) -> None:
     logits = torch.randn(16, vocab_size + 3, generator=torch.Generator().manual_seed(vocab_size)) * spread
+    logits[:, vocab_size:] = 1e4  # of no token
     logits = logits[:, :vocab_size]
     rows = [SamplingRow(SamplingParams(temperature=(0.3, 1.0, 2.0)[i % 3]), 2**40 + i, i % 2, i) for i in range(16)]
     temperatures = torch.tensor([row.params.temperature for row in rows])

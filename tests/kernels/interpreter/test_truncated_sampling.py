@@ -53,6 +53,7 @@ def test_the_kernel_draws_what_a_cpu_draws(
 ) -> None:
     """With ties, which logits of a spacing have; every third token barred, so that less is left than top_k asks for."""
     logits = torch.randn(len(kinds), vocab_size + 3, generator=torch.Generator().manual_seed(seed)) * spread
+    logits[:, vocab_size:] = 1e4  # of no token
     logits = logits[:, :vocab_size]
     if spacing is not None:
         logits = (logits / spacing).round() * spacing
