@@ -137,18 +137,22 @@ class Scheduler:
         """
         for group in [group for group in self.running if group.num_shared_prefill_tokens]:
             self._end_shared_prefill(group)
-        victims = self.admission.groups_to_preempt()
-        if victims and self._has_tokens_in_flight:
-            return []
-        for group in victims:
-            self._preempt(group)
         budget = self._max_num_batched_tokens
         decoding: list[SequenceGroup] = []
         prompts: list[SequenceGroup] = []
         for group in self.running:
             (decoding if group.num_pending == 1 else prompts).append(group)
+        # Before room is made: what others give way for would not start if decoding groups took its blocks then.
+        reserved = self.blocks.reserve_next_slots(decoding)
+        victims = self.admission.groups_to_preempt()
+        if victims and self._has_tokens_in_flight:
+            return []
+        for group in victims:
+            self._preempt(group)
+        if victims:
+            decoding = [group for group in decoding if group in self.running]
         # Decoding is scheduled first, so that no prompt chunk can delay a stream.
-        if self.blocks.reserve_next_slots(decoding):
+        if reserved or self.blocks.reserve_next_slots(decoding):
             chunks = self._last_tokens_within(decoding, budget)
         elif self._has_tokens_in_flight:
             return []

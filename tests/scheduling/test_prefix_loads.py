@@ -9,6 +9,7 @@ from support.prefix_load_driver import SHORT_STEM, SIZE, STEM, Driver, unlike
 
 from radixkv.cache import BlockTable
 from radixkv.scheduling.tenant_share import TenantShare
+from radixkv.tiers.moves.load import LookUp
 
 
 def test_two_that_were_loaded_and_evicted_do_not_yield_to_each_other_for_ever() -> None:
@@ -202,6 +203,30 @@ def test_no_tenant_gives_way_for_a_load_that_would_then_leave_the_blocks_to_othe
     assert driver.loads.num_loads == 1
     driver.finish_running_and_waiting()
     assert yielding.request.num_cached_tokens == 20 * SIZE
+
+
+def test_what_gave_way_does_not_resume_because_decoding_evicts_what_is_reused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Decoding took a block once room was made: of the other's prefix, which was looked for anew while its slot was taken."""
+    driver = Driver(max_num_seqs=2)
+    cached = unlike(5000, 40)
+    driver.add(cached, max_new=1)
+    driver.finish_running()
+    running = [driver.add(unlike(6000 + 400 * i, 29)[:-1], max_new=60, tenant="a") for i in range(2)]
+    driver.step()
+    while driver.cache.num_free_blocks or len(running[0].sequences[0].token_ids) % SIZE != 1:
+        driver.step()
+    waiting = driver.add([*cached, *unlike(7000, 1)], tenant="b")
+    look_ups: list[LookUp] = []
+    with monkeypatch.context() as slow:
+        slow.setattr(driver.loader, "look_up", look_ups.append)
+        driver.step()
+    (look_up,) = look_ups
+    driver.loader.look_up(look_up)
+    assert list(driver.scheduler.running) == running
+    assert driver.scheduler.num_preemptions == 0
+    driver.step()
+    assert waiting in driver.scheduler.running
+    assert driver.scheduler.num_preemptions == 1
 
 
 def test_nothing_is_loaded_for_groups_for_which_no_slot_can_be_had() -> None:
