@@ -133,7 +133,7 @@ class Admission:
             if tenant in computing:
                 continue
             for group in self._waiting.groups(tenant):
-                if not usage.has_claim(group) or self._in_flight_prefixes.should_wait(group):
+                if not usage.has_claim(group) or self._waits_for_running(group):
                     break
                 may_fit = self._may_fit_now(group)
                 more = self._victims_for(group, usage, may_fit)
@@ -224,14 +224,14 @@ class Admission:
                 break
             if usage.exceeds_limit(group):
                 break
-            if self._in_flight_prefixes.should_wait(group):
-                num_waiting += self._in_flight_prefixes.is_seen(group)
+            if self._waits_for_running(group):
+                num_waiting += self._is_seen(group)
                 continue
             if self._loads is not None and self._waits_for_load(group):
                 if self._loads.yields(group):
                     did_not_fit.append(group)
                 else:
-                    num_waiting += self._loads.is_seen(group)
+                    num_waiting += self._is_seen(group)
                 continue
             if self._fits_into(max_tokens, group):
                 if self._admit(group):
@@ -242,6 +242,12 @@ class Admission:
         if num_waiting == len(candidates):
             self._tenant_waits.add(tenant, candidates, self._waiting.first(tenant))
         return None, did_not_fit
+
+    def _is_seen(self, group: SequenceGroup) -> bool:
+        """Whether the end of a group's wait is seen without looking at the group."""
+        if self._in_flight_prefixes.awaited_by(group) is not None:
+            return self._in_flight_prefixes.is_seen(group)
+        return self._loads is not None and self._loads.is_seen(group)
 
     def _end_waits(self, for_loads: bool = False) -> None:
         """Tenants that waited for prefixes, or loads, are in turn again if these waits are over."""
@@ -257,7 +263,18 @@ class Admission:
 
     def _waits_for_prefix(self, group: SequenceGroup) -> bool:
         """Whether it waits for a prefix that another group computes, or for a look-up or a load, which this advances."""
-        return self._in_flight_prefixes.should_wait(group) or self._waits_for_load(group)
+        return self._waits_for_running(group) or self._waits_for_load(group)
+
+    def _waits_for_running(self, group: SequenceGroup) -> bool:
+        """Whether it waits for a prefix that another group computes.
+
+        Beside a load, this is found out anew each time: the group may not be looked at until that ends, and lacks less then.
+        """
+        if not self._in_flight_prefixes.should_wait(group):
+            return False
+        if self._loads is not None and self._loads.waits(group):
+            self._in_flight_prefixes.forget(group)
+        return True
 
     def _waits_for_load(self, group: SequenceGroup, others_give_way: bool = False) -> bool:
         """Whether it waits for a look-up or a load, which this advances."""

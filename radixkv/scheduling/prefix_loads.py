@@ -136,6 +136,11 @@ class PrefixLoads:
         prefix = self._prefixes.get(group)
         return prefix is not None and prefix.claim.yields
 
+    def waits(self, group: SequenceGroup) -> bool:
+        """Whether the group waited for a load or a look-up when it was looked at last, and this has not ended."""
+        prefix = self._prefixes.get(group)
+        return prefix is not None and prefix.waits
+
     def is_seen(self, group: SequenceGroup) -> bool:
         """Whether `over` tells when a group that waits need no longer wait, so that nobody has to look at it until then."""
         prefix = self._prefixes[group]

@@ -171,6 +171,25 @@ def test_the_order_is_that_of_looking_at_all_tenants_in_each_step(seed: int, mon
     assert order_of_requests(seed) == made
 
 
+def test_what_was_loaded_starts_although_another_computes_a_part_of_it() -> None:
+    """It had begun to wait for that part, too, and went on doing so when all of its prefix was loaded."""
+    driver = Driver(seconds_per_token=0.01)
+    waits = driver.add([*STEM[: 40 * SIZE], *unlike(8000, 1)], tenant="a")
+    driver.step()
+    driver.loader.look_up = lambda look_up: None  # type: ignore[method-assign]
+    computes = driver.add([*STEM[: 20 * SIZE], *unlike(8100, 1)], tenant="b")
+    driver.now = 2.0
+    driver.scheduler._max_num_batched_tokens = 16
+    driver.step()
+    driver.add(unlike(8200, 1), tenant="a")  # so that what its tenant waits for is looked at
+    driver.step()
+    driver.loader.finish()
+    driver.step()
+    assert computes.num_pending > 1
+    assert waits in driver.scheduler.running
+    assert waits.request.num_cached_tokens == 40 * SIZE
+
+
 def test_a_tenant_is_in_turn_again_as_soon_as_another_of_its_requests_can_start() -> None:
     driver = waiting_for_one_load(1)
     driver.steps(2)
