@@ -31,13 +31,22 @@ LOOKS_PER_CAPACITY = 16
 
 
 class _File(NamedTuple):
-    """When a file was used last, its size and path, and which block it holds, behind which other one; see `BlobStore`."""
+    """When a file was used last, its size, its folder and its name. There may be millions."""
 
     used: float
     size: int
-    path: str
-    block: str
-    before: str
+    folder: str
+    name: str
+
+    @property
+    def path(self) -> str:
+        return f"{self.folder}/{self.name}"
+
+    @property
+    def blocks(self) -> tuple[str, str]:
+        """Which block it holds, and behind which other one; see `BlobStore`."""
+        block, _, before = self.name.partition("-")
+        return block, before
 
 
 class FolderBlobs:
@@ -211,39 +220,39 @@ class FolderBlobs:
         if excess <= 0:
             return
         files.sort(reverse=True)
-        before = self._removed | {file.block: file.before for file in files}
+        before = self._removed | dict(file.blocks for file in files)
         # A block is used when the last of those behind it is, and makes room after them.
         uses = {"": (0.0, 0)}
         for file in files:
-            block, num_behind = file.block, 0
+            block, num_behind = file.blocks[0], 0
             while block not in uses:
                 uses[block] = file.used, num_behind
                 block, num_behind = before.get(block, ""), num_behind + 1
         self._removed = {block: before[block] for block in self._removed if block in uses}
-        for file in sorted(files, key=lambda file: uses[file.block]):
+        files.sort(key=lambda file: uses[file.blocks[0]])
+        for file in files:
             if excess <= 0:
                 return
             Path(file.path).unlink(missing_ok=True)
             excess -= file.size
             if file.used >= looked_at:
-                self._removed[file.block] = file.before
+                self._removed.update([file.blocks])
 
     def _files(self) -> Iterator[_File]:
+        latest = time.time() + MAX_SECONDS_AHEAD
         for folder, _, names in os.walk(self._root):
             for name in names:
-                path = os.path.join(folder, name)
+                path = f"{folder}/{name}"
                 try:
                     status = os.stat(path)
-                    # Until then, it would be the last to be removed.
-                    if status.st_mtime > time.time() + MAX_SECONDS_AHEAD:
-                        _touch(Path(path))
+                    if status.st_mtime > latest:  # until then, it would be the last to be removed
+                        _touch(path)
                 except FileNotFoundError:
                     continue  # another process removed it
-                block, _, before = name.partition("-")
-                yield _File(status.st_mtime, status.st_size, path, block, before)
+                yield _File(status.st_mtime, status.st_size, folder, name)
 
 
-def _touch(file: int | Path) -> None:
+def _touch(file: int | str | Path) -> None:
     """Mark a file as used now, to the nanosecond: a file system's own clock stands still for milliseconds."""
     now = time.time_ns()
     os.utime(file, ns=(now, now))
