@@ -19,7 +19,7 @@ import socket
 import time
 import uuid
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 from weakref import WeakSet
@@ -55,7 +55,7 @@ class StoreHeader:
 
 
 def make_store_folder(root: Path, codec: RecordCodec) -> Path:
-    """The folder of one format's store under ``root``; it is made if it is not there.
+    """The folder of one format's store under ``root``; it is made if it is not there, and a damaged header is made anew.
 
     Raises:
         OSError: it cannot be made or read.
@@ -65,8 +65,8 @@ def make_store_folder(root: Path, codec: RecordCodec) -> Path:
     folder.mkdir(mode=0o700, exist_ok=True)
     if folder.stat().st_mode & 0o077:
         folder.chmod(0o700)
-    header = folder / _HEADER
-    if identity_of(header) is None:
+    if not _has_header(folder, codec):
+        header = folder / _HEADER
         block_format = codec.format
         fields = {
             "version": FORMAT_VERSION,
@@ -108,6 +108,16 @@ def read_header(folder: Path) -> StoreHeader:
         return StoreHeader(int(fields["version"]), block_format, bool(fields["encrypted"]))
     except (KeyError, TypeError, ValueError) as error:
         raise ValueError(f"{folder / _HEADER}: this is not the header of a store of blocks ({error!r})") from error
+
+
+def _has_header(folder: Path, codec: RecordCodec) -> bool:
+    """Whether a header is there that describes the records; the name of the model may be another one of the same."""
+    try:
+        header = read_header(folder)
+    except (FileNotFoundError, ValueError):
+        return False
+    block_format = replace(codec.format, model=header.block_format.model)
+    return header == StoreHeader(FORMAT_VERSION, block_format, codec.sealed)
 
 
 def store_folders(root: Path) -> Iterator[Path]:

@@ -92,6 +92,25 @@ def test_info_continues_behind_a_store_that_cannot_be_read_and_ends_with_status_
     assert "no process writes to it" in result.output
 
 
+@pytest.mark.parametrize("damage", [{"version": 99}, {"block_bytes": 1}, {"encrypted": True}, None])
+def test_a_damaged_header_is_written_anew_by_whoever_writes_the_store(
+    run: Run, root: Path, damage: dict[str, object] | None
+) -> None:
+    """Engines went on using a store that nobody could look into, verify, prune or clear."""
+    if damage is None:
+        next(root.glob("*/format.json")).write_bytes(b"")
+    else:
+        change_header(root, **damage)
+    tier_in(root).close()
+    result = run("verify")
+    assert "9 right, 0 corrupt" in result.output
+    assert result.exit_code == 0
+    assert "model tiny" in run("info").output
+    change_header(root, model="another name")
+    tier_in(root).close()
+    assert "model another name" in run("info").output
+
+
 def test_to_clear_a_namespace_that_no_store_has_is_an_error(run: Run, root: Path) -> None:
     """It looked as if something had been cleared."""
     nobody = prefix_keys("nobody", 1)[0].namespace.hex()
