@@ -82,13 +82,9 @@ def as_template_message(message: Message) -> Message:
         fields.setdefault("reasoning_content", thought)
     if calls:
         fields["tool_calls"] = _as_template_calls(role, calls)
-    text: str | None
-    if content is not None or refusal is not None:
-        text = "\n".join([*_texts(content), *_texts(refusal)])
-    elif role in ("assistant", "tool"):
-        text = None if calls else ""  # None: for templates that support tool calls
-    else:
+    if content is None and refusal is None and role not in ("assistant", "tool"):
         raise ValueError(f"messages: expected content to be a string or a list of text parts, got {content!r:.80}")
+    text = "\n".join([*_texts(content), *_texts(refusal)])
     return {"role": "system" if role == "developer" else role, "content": text, **fields}
 
 
@@ -211,7 +207,7 @@ def _check_continuation(last: Message) -> None:
         problem = f"expected the last message to be the assistant's, got role {last['role']!r:.80}"
     elif last.get("tool_calls"):
         problem = "the last message ends in tool calls, not in text"
-    elif not (last["content"] or "").strip():
+    elif not last["content"].strip():
         problem = "the last message has no text"
     else:
         return

@@ -55,13 +55,16 @@ _SIGNS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("mistral", ("[TOOL_CALLS]",)),
     ("deepseek_v3", ("<｜tool▁calls▁begin｜>", "```json")),
     ("deepseek_v31", ("<｜tool▁calls▁begin｜>",)),
-    ("qwen3_coder", ("<function=", "<parameter=")),
+    ("qwen3_coder", ("<tool_call>", "<function=", "<parameter=")),
     ("hermes", ("<tool_call>",)),
     ("llama3_json", ('"parameters": dictionary of argument name',)),
     ("llama3_json", ("<|python_tag|>",)),
 )
 _PROBE = MappingProxyType(
-    {"type": "function", "function": {"name": "probe", "description": "p", "parameters": {"type": "object"}}}
+    {
+        "type": "function",
+        "function": {"name": "probe", "description": "p", "parameters": {"type": "object", "properties": {}}},
+    }
 )
 
 

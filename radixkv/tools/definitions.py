@@ -40,7 +40,7 @@ class ToolOptions:
     """Which tools there are, and which of them the answer may or must call.
 
     Attributes:
-        definitions: all tools in OpenAI's form, as chat templates take them, without marks for a cache.
+        definitions: all tools in OpenAI's form, as chat templates take them.
         tools: those that may be called, by name.
         mode: "none": nothing may be called; "required": the answer is a call.
         parallel: whether an answer may hold several calls.
@@ -91,14 +91,17 @@ def as_tool_options(
         if name not in tools:
             raise ValueError(f"tool_choice: there is no tool {name!r:.80}, only {', '.join(tools)}")
     callable_tools = {name: tools[name] for name in names}
-    shown = [_without_mark(definition) for definition in definitions or ()]
+    shown = [_shown(definition, tool) for definition, tool in zip(definitions or (), tools.values(), strict=True)]
     return ToolOptions(shown, callable_tools, chosen.mode, parallel is not False and chosen.may_be_parallel)
 
 
-def _without_mark(definition: Mapping[str, Any]) -> Mapping[str, Any]:
-    """A definition as chat templates take it: clients of caches mark it, or its function, and no model reads that."""
+def _shown(definition: Mapping[str, Any], tool: Tool) -> Mapping[str, Any]:
+    """A definition as chat templates take it: with what it may leave out, and without the marks of clients of caches."""
     shown = {key: value for key, value in definition.items() if key != "cache_control"}
-    return shown | {"function": {key: value for key, value in shown["function"].items() if key != "cache_control"}}
+    function = {key: value for key, value in shown["function"].items() if key != "cache_control"}
+    # In the order in which it is given.
+    parameters = {**(function.get("parameters") or {}), **tool.parameters}
+    return shown | {"function": function | {"description": tool.description or "", "parameters": parameters}}
 
 
 class _Choice(NamedTuple):

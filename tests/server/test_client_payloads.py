@@ -128,7 +128,7 @@ def test_parts_of_thinking_are_what_the_assistant_thought() -> None:
     (written,) = as_messages([message])
     assert as_template_message(written) == {"role": "assistant", "content": "Yes.", "reasoning_content": "Hm."}
     alone = {"role": "assistant", "content": [thinking], "tool_calls": [called("{}")]}
-    assert as_template_message(alone)["content"] is None
+    assert as_template_message(alone)["content"] == ""
     with pytest.raises(ValueError, match="expected content to be a string or a list of text parts"):
         as_template_message({"role": "user", "content": parts})
 

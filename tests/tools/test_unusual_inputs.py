@@ -7,10 +7,11 @@ import re
 from typing import Any
 
 import pytest
-from support.chat_templates import text_interface
+from support.chat_templates import TEMPLATES, make_tokenizer, text_interface
 
 from radixkv import SamplingParams
 from radixkv.prompts import ChatOptions, as_chat_prompts, as_template_message, render_chat, with_answer_form
+from radixkv.tools.chat_format import CALL_FORMATS, ChatFormat
 from radixkv.tools.definitions import as_tool_options
 
 # In the manner of Qwen3-Coder's.
@@ -21,6 +22,21 @@ WRITES_EACH_ARGUMENT = (
     "</function></tool_call>{% endfor %}|{% endfor %}{% if tools %}{{ tools | tojson }}{% endif %}"
     "{% if effort %}{{ 'Effort: ' + effort }}{% endif %}"
 )
+# In the manner of gpt-oss's.
+NEEDS_DESCRIPTIONS = (
+    "<|channel|><|message|>{% for tool in tools or [] %}// {{ 'It ' + tool.function.description }}\n{% endfor %}"
+    "{% for message in messages %}{% if message.tool_calls and message.content and message.thinking %}"
+    "{{ raise_exception('Cannot pass both content and thinking in an assistant message with tool calls!') }}{% endif %}"
+    "{{ message.role }}: {{ message.thinking }}{{ message.content }}|{% endfor %}"
+)
+# In the manner of Seed-OSS's, and of Qwen3's first one.
+NEEDS_PROPERTIES = (
+    "{% for tool in tools or [] %}{{ tool.function.name }}({% for name in tool.function.parameters.properties.keys() %}"
+    "{{ name }},{% endfor %}) {% endfor %}"
+    "{% for message in messages %}{{ message.role + ': ' + message.content }}|{% endfor %}"
+)
+HERMES = f"{{# <tool_call> #}}{NEEDS_PROPERTIES}"
+CALL = {"id": "a", "type": "function", "function": {"name": "f", "arguments": "{}"}}
 
 
 @pytest.mark.parametrize(
@@ -42,12 +58,55 @@ def test_arguments_that_are_no_object_are_written_as_one(arguments: str, written
     assert f"<function=f>{written}</function>" in text
 
 
+@pytest.mark.parametrize("content", [{}, {"content": None}, {"content": ""}])
+def test_calls_without_text_are_written_by_templates_that_look_into_the_text(content: dict[str, Any]) -> None:
+    """Qwen3's and Devstral's first templates do, and transformers leaves out what is null: the conversation was refused."""
+    message = as_template_message({"role": "assistant", "tool_calls": [CALL], **content})
+    assert render_chat([message], text_interface(HERMES)) == "assistant: |"
+
+
+def test_a_thought_beside_text_and_calls_is_left_out_where_the_template_refuses_it() -> None:
+    """It was given under the name of the other templates, and transformers added the one that this one knows."""
+    said = {"role": "assistant", "content": "I look.", "reasoning_content": "Hm."}
+    messages = [as_template_message(message) for message in (said, {**said, "tool_calls": [CALL]})]
+    text = render_chat(messages, text_interface(NEEDS_DESCRIPTIONS))
+    assert text == "<|channel|><|message|>assistant: Hm.I look.|assistant: I look.|"
+
+
+@pytest.mark.parametrize(
+    ("function", "signature"),
+    [
+        ({}, "f()"),
+        ({"description": None, "parameters": None}, "f()"),
+        ({"parameters": {"type": "object"}}, "f()"),
+        ({"parameters": {"properties": None}}, "f()"),
+        ({"parameters": {"properties": {"x": {}}, "type": "object"}}, "f(x,)"),
+    ],
+)
+def test_what_a_tool_leaves_out_is_there_for_templates_that_need_it(function: dict[str, Any], signature: str) -> None:
+    """gpt-oss's refused a tool without a description, and Seed-OSS's one without properties."""
+    options = ChatOptions(
+        tools=as_tool_options([{"type": "function", "function": {"name": "f", **function}}], None, None)
+    )
+    messages = [{"role": "user", "content": "Go."}]
+    described = render_chat(messages, text_interface(NEEDS_DESCRIPTIONS), options)
+    assert described == "<|channel|><|message|>// It \nuser: Go.|"
+    assert render_chat(messages, text_interface(HERMES), options) == f"{signature} user: Go.|"
+
+
+def test_calls_that_begin_with_another_tag_are_not_taken_for_qwen3_coder_s() -> None:
+    """Told of the tools by Seed-OSS's template, the model would begin calls with a tag that was not looked for."""
+    found = ChatFormat.of(make_tokenizer(f"{{# <seed:tool_call><function=f><parameter=x> #}}{NEEDS_PROPERTIES}"))
+    assert found.calls is CALL_FORMATS["json"]
+    assert not found.template_takes_tools
+    assert ChatFormat.of(make_tokenizer(TEMPLATES["qwen3_coder"])).calls is CALL_FORMATS["qwen3_coder"]
+
+
 def test_a_message_that_ends_in_calls_is_not_continued() -> None:
     """Its calls were dropped without a word."""
-    call = {"id": "a", "type": "function", "function": {"name": "f", "arguments": "{}"}}
     messages = [
         {"role": "user", "content": "Go."},
-        as_template_message({"role": "assistant", "content": "I look.", "tool_calls": [call]}),
+        as_template_message({"role": "assistant", "content": "I look.", "tool_calls": [CALL]}),
     ]
     options = ChatOptions(add_generation_prompt=False, continue_final_message=True)
     with pytest.raises(ValueError, match="continue_final_message: the last message ends in tool calls, not in text"):
@@ -121,7 +180,8 @@ def test_a_schema_that_is_nested_too_deeply_is_refused_by_its_name() -> None:
 
 def test_marks_for_a_cache_are_not_shown_to_a_model() -> None:
     """A template that writes tools as JSON wrote the mark, too, and the prompt was another one than a server's."""
-    function, mark = {"name": "f", "description": "d"}, {"cache_control": {"type": "ephemeral"}}
+    function: dict[str, Any] = {"name": "f", "description": "d", "parameters": {"type": "object", "properties": {}}}
+    mark = {"cache_control": {"type": "ephemeral"}}
     messages, loaded = [{"role": "user", "content": "Go."}], text_interface(WRITES_EACH_ARGUMENT)
     prompts = {
         render_chat(messages, loaded, ChatOptions(tools=as_tool_options([tool], None, None)))

@@ -44,9 +44,10 @@ class HarmonyFormat(CallFormat):
     def as_template_message(self, message: Mapping[str, Any]) -> Mapping[str, Any]:
         """The template calls reasoning "thinking", and refuses it beside text and calls."""
         thought = message.get("reasoning_content")
-        if not thought or (message["content"] and message.get("tool_calls")):
-            return message
-        return {**message, "thinking": thought}
+        if message["content"] and message.get("tool_calls"):
+            # As transformers would call it "thinking", too.
+            return {name: value for name, value in message.items() if name != "reasoning_content"}
+        return {**message, "thinking": thought} if thought else message
 
     def parse(self, source: AnswerSource) -> Parsing[None]:
         if source.continues:
