@@ -8,17 +8,17 @@ from support.cache_driver import leave, press
 from radixkv.cache import LFU, LRU, Adaptive, CostAware, EvictionPolicy, PrefixCache, PriorityTTL, SegmentedLRU
 from radixkv.testing import FakeLeaf, PrefixCacheAdapter, cache_machine, policy_machine
 
-TestLRU = policy_machine(LRU, goes_before=lambda a, b: a.last_use < b.last_use, max_examples=50).TestCase
-TestLFU = policy_machine(LFU, max_examples=50).TestCase
-TestSegmentedLRU = policy_machine(SegmentedLRU, max_examples=50).TestCase
+TestLRU = policy_machine(LRU, goes_before=lambda a, b: a.last_use < b.last_use, max_examples=25).TestCase
+TestLFU = policy_machine(LFU, max_examples=25).TestCase
+TestSegmentedLRU = policy_machine(SegmentedLRU, max_examples=25).TestCase
 TestPriority = policy_machine(
     lambda: PriorityTTL(None),
     goes_before=lambda a, b: (a.priority, a.last_use) < (b.priority, b.last_use),
-    max_examples=50,
+    max_examples=25,
 ).TestCase
-TestPriorityTTL = policy_machine(PriorityTTL, max_examples=50).TestCase
-TestCostAware = policy_machine(CostAware, max_examples=50).TestCase
-TestAdaptive = policy_machine(Adaptive, max_examples=50).TestCase
+TestPriorityTTL = policy_machine(PriorityTTL, max_examples=25).TestCase
+TestCostAware = policy_machine(CostAware, max_examples=25).TestCase
+TestAdaptive = policy_machine(Adaptive, max_examples=25).TestCase
 
 # The simplest policy and the one with the most state find most bugs; `make quick` runs these two only.
 for _machine in (TestLFU, TestSegmentedLRU, TestPriority, TestPriorityTTL, TestCostAware):

@@ -184,7 +184,7 @@ class Routers(RuleBasedStateMachine):
 
 
 TestRouters = Routers.TestCase
-TestRouters.settings = settings(max_examples=200, stateful_step_count=40, deadline=None)
+TestRouters.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)
 
 
 def test_when_the_first_prompt_ends_the_next_one_begins() -> None:

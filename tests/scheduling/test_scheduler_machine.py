@@ -76,4 +76,4 @@ class SchedulerMachine(RuleBasedStateMachine):
 
 
 TestScheduler = SchedulerMachine.TestCase
-TestScheduler.settings = settings(max_examples=150, stateful_step_count=30, deadline=None)
+TestScheduler.settings = settings(max_examples=75, stateful_step_count=30, deadline=None)
