@@ -77,7 +77,7 @@ _NUM_NAMES = 10
 @pytest.fixture(scope="module")
 def schema(shared_server: ServerProcess) -> Any:
     """The description of all endpoints, read once: that takes as long as generating the requests to one of them."""
-    return schemathesis.openapi.from_url(f"{shared_server.url}/openapi.json")
+    return schemathesis.openapi.from_url(f"{shared_server.url}/openapi.json", timeout=600)
 
 
 @pytest.mark.parametrize("mode", [GenerationMode.NEGATIVE, GenerationMode.POSITIVE], ids=lambda mode: mode.value)
