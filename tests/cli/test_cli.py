@@ -60,8 +60,8 @@ def test_the_help_says_all_of_every_command_on_a_narrow_terminal() -> None:
 
 
 def test_the_demo_shows_equal_answers_and_what_was_saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    # Fewer, shorter prompts, answers half as long, and few layers: some hundred tokens are enough to differ.
-    monkeypatch.setattr("radixkv.cli.demo.ANSWER_TOKENS", 16)
+    # Fewer, shorter prompts, answers a quarter as long, and few layers: some hundred tokens are enough to differ.
+    monkeypatch.setattr("radixkv.cli.demo.ANSWER_TOKENS", 8)
     monkeypatch.setattr("radixkv.cli.demo.SYSTEM", SYSTEM[: len(SYSTEM) // 3])
     monkeypatch.setattr("radixkv.cli.demo.QUESTIONS", QUESTIONS[:3])
     path = tmp_path / "demo.json"
