@@ -157,6 +157,17 @@ def test_padding_rows_become_zero_and_empty_items_do_nothing() -> None:
     assert torch.equal(output[-2:], torch.zeros_like(output[-2:]))
 
 
+def test_more_partial_results_than_are_merged_at_a_time() -> None:
+    """Later ones weigh more; a row without any stays as it is, also the first of a sequence, unless it is padding."""
+    partials, lse = torch.randn(9, 3, 16), torch.arange(27.0).view(9, 3)
+    lists = [torch.tensor(numbers, dtype=torch.int32) for numbers in ([0, 9, 9, 9], range(9), [8, 0, -1])]
+    output, truth = torch.ones(3, 3, 16), torch.ones(3, 3, 16)
+    merge_partials(partials, lse, *lists, output)
+    reference.merge_partials(partials, lse, *lists, truth)
+    assert relative_error(output, truth) < BOUNDS[torch.float32]
+    assert torch.equal(output[1:].mean((1, 2)), torch.tensor([1.0, 0.0]))
+
+
 def test_large_scores_do_not_overflow() -> None:
     case = make_tree(10, levels=[(1, 32), (3, 40)])
     case.query *= 1000
