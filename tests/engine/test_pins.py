@@ -213,3 +213,14 @@ def test_an_expired_pin_cannot_be_released_by_its_name() -> None:
     (listed,) = pins.listed()
     clock.now = 5.0
     assert not pins.release_named(listed.name)
+
+
+def test_without_a_disk_a_pin_is_released_twice_without_a_word(caplog: pytest.LogCaptureFixture) -> None:
+    cache = make_cache(160)
+    leave(cache, prompt(0, 1))
+    pins = NamedPins(cache)
+    pin = pins.pin(prompt(0, 1))
+    for _ in range(2):
+        pins.release(pin)
+    assert not cache.pins()
+    assert not caplog.records

@@ -54,6 +54,14 @@ def test_a_log_says_what_is_not_forgotten_once_the_disk_is_closed(
         assert len(llm.pins()) == 1
 
 
+def test_a_pin_of_a_prompt_shorter_than_a_block_is_not_remembered(open_llm: Any) -> None:
+    with open_llm() as llm:
+        pin = llm.pin({"prompt_token_ids": TOKENS[:1]})
+        assert (pin.num_tokens, pin.released) == (0, True)
+    with open_llm() as llm:
+        assert llm.engine.pins.listed() == []
+
+
 def test_what_is_no_pin_is_refused_before_it_is_looked_up(open_llm: Any) -> None:
     """It was looked up first, which a list cannot be."""
     with open_llm() as llm, pytest.raises(InvalidArgumentError, match=r"^pin: expected a Pin, got list$"):
