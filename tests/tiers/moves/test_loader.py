@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 import numpy as np
@@ -163,6 +163,36 @@ def test_a_load_is_not_cancelled_while_a_later_chunk_of_it_is_written() -> None:
     assert load.done.is_set()
     assert not writing.is_set()
     assert (load.num_loaded, load.read) == (0, [])
+
+
+def test_a_load_is_cancelled_once_what_is_being_written_of_it_is_written() -> None:
+    writing, waiting = threading.Event(), threading.Event()
+    written: list[int] = []
+
+    class WaitingRows(Rows):
+        def write(self, block_ids: NDArray[np.int32], data: NDArray[np.uint8], fence: object) -> None:
+            writing.set()
+            assert waiting.wait(60)
+            written.extend(block_ids)
+
+    class Condition(threading.Condition):
+        def wait_for(self, predicate: Callable[[], Any], timeout: float | None = None) -> Any:
+            waiting.set()
+            return super().wait_for(predicate, timeout)
+
+    load = Load([], [Span(0, 0, 16)], 0, np.arange(16, dtype=np.int32), _changed=Condition())
+    first, second = Span(0, 0, 8), Span(0, 8, 16)
+    rows, data = WaitingRows(), np.zeros((8, 8), np.uint8)
+    for chunk in (first, second):
+        assert load.begin_chunk(chunk, 0.0)
+    writer = threading.Thread(target=load.write, args=(rows, first, data, lambda: 1.0), daemon=True)
+    writer.start()
+    assert writing.wait(60)
+    load.cancel()
+    assert written == [*range(8)]
+    assert load.write(rows, second, data, lambda: 2.0)
+    assert len(written) == load.num_loaded == 8
+    writer.join(60)
 
 
 def test_of_a_prefix_that_was_loaded_in_chunks_the_head_stays_longest() -> None:
