@@ -117,6 +117,7 @@ class SharedTier:
         self._counters = StoreCounters()
         self._reads = Backoff(f"reading {store.description}", clock)
         self._writes = Backoff(f"writing {store.description}", clock)
+        self._unreadable = False  # whether reading blocks failed last: that the store finds some proves nothing then
         # Paths still to be cleared: until the store has cleared them, nothing below them is read.
         # Any thread reads this; each change replaces it, under the lock.
         self._uncleared: frozenset[str] = frozenset()
@@ -144,8 +145,10 @@ class SharedTier:
         if keys and self._readable(keys[0]):
             try:
                 count = self._get(keys, out)
+                self._unreadable = False
                 self._reads.worked()
             except OSError as error:
+                self._unreadable = True
                 self._failed(self._reads, error)
         self._counters.add_read(count, len(keys), self._codec.format.block_bytes, self._clock() - begin)
         return count
@@ -218,7 +221,8 @@ class SharedTier:
         except OSError as error:
             self._failed(self._reads, error)
             return None
-        self._reads.worked()
+        if not self._unreadable:
+            self._reads.worked()
         return answer
 
     def _get(self, keys: Sequence[BlockKey], out: BlockBytes) -> int:

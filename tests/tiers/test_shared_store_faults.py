@@ -92,6 +92,24 @@ def test_a_store_that_is_read_again_is_said_to_work(failing: FailingStore, caplo
     tier.close()
 
 
+def test_a_store_whose_blocks_are_found_but_cannot_be_read_is_warned_of_once(
+    failing: FailingStore, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Whoever may not read a folder's files may look which there are: each look-up was taken for a store that works again."""
+    clock = FakeClock()
+    tier = SharedTier(failing, FORMAT, clock=clock)
+    put(tier)
+    with mock.patch.object(failing.store, "read", side_effect=OSError("unreadable")):
+        for _ in range(5):
+            assert tier.contains_prefix(KEYS) == 6
+            assert len(get(tier, KEYS)) == 0
+            clock.now += 60
+    assert len(caplog.messages) == 1
+    assert np.array_equal(get(tier, KEYS), BLOCKS)
+    assert caplog.messages[1:] == ["reading a store: works again"]
+    tier.close()
+
+
 def test_a_store_that_refuses_writes_is_still_read(failing: FailingStore, caplog: pytest.LogCaptureFixture) -> None:
     """A full store was once not read either, and each read was followed by a log line that it works again."""
     clock = FakeClock()
