@@ -68,9 +68,10 @@ def test_calls_without_text_are_written_by_templates_that_look_into_the_text(con
 def test_a_thought_beside_text_and_calls_is_left_out_where_the_template_refuses_it() -> None:
     """It was given under the name of the other templates, and transformers added the one that this one knows."""
     said = {"role": "assistant", "content": "I look.", "reasoning_content": "Hm."}
-    messages = [as_template_message(message) for message in (said, {**said, "tool_calls": [CALL]})]
+    called = {**said, "tool_calls": [CALL]}
+    messages = [as_template_message(message) for message in (said, called, {**called, "content": None})]
     text = render_chat(messages, text_interface(NEEDS_DESCRIPTIONS))
-    assert text == "<|channel|><|message|>assistant: Hm.I look.|assistant: I look.|"
+    assert text == "<|channel|><|message|>assistant: Hm.I look.|assistant: I look.|assistant: Hm.|"
 
 
 @pytest.mark.parametrize(
