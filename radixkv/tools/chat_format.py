@@ -19,6 +19,7 @@ from jinja2 import TemplateError
 from radixkv.tools.definitions import ToolOptions
 from radixkv.tools.formats.base import CallFormat
 from radixkv.tools.formats.deepseek import DeepSeekV3Format, DeepSeekV31Format
+from radixkv.tools.formats.glm import GlmFormat
 from radixkv.tools.formats.harmony import HarmonyFormat
 from radixkv.tools.formats.hermes import HermesFormat
 from radixkv.tools.formats.json_object import JsonObjectFormat
@@ -37,6 +38,7 @@ CALL_FORMATS: Mapping[str, CallFormat] = MappingProxyType(
     {
         "hermes": HermesFormat(),
         "qwen3_coder": Qwen3CoderFormat(),
+        "glm": GlmFormat(),
         "llama3_json": Llama3JsonFormat(),
         "mistral": MistralFormat(),
         "mistral_v11": MistralNamedFormat(),
@@ -56,6 +58,7 @@ _SIGNS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("deepseek_v3", ("<｜tool▁calls▁begin｜>", "```json")),
     ("deepseek_v31", ("<｜tool▁calls▁begin｜>",)),
     ("qwen3_coder", ("<tool_call>", "<function=", "<parameter=")),
+    ("glm", ("<tool_call>", "<arg_key>", "<arg_value>")),
     ("hermes", ("<tool_call>",)),
     ("llama3_json", ('"parameters": dictionary of argument name',)),
     ("llama3_json", ("<|python_tag|>",)),

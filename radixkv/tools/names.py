@@ -10,6 +10,7 @@ ToolCallParserName = Literal[
     "auto",
     "hermes",
     "qwen3_coder",
+    "glm",
     "llama3_json",
     "mistral",
     "mistral_v11",
@@ -18,7 +19,11 @@ ToolCallParserName = Literal[
     "harmony",
     "json",
     "openai",
+    "glm45",
+    "glm47",
 ]
 ReasoningParserName = Literal["auto", "none", "think", "mistral", "deepseek_r1", "qwen3"]
 # vLLM's names that are those of models, and what they stand for here.
-SAME_AS: Mapping[str, str] = types.MappingProxyType({"openai": "harmony", "deepseek_r1": "think", "qwen3": "think"})
+SAME_AS: Mapping[str, str] = types.MappingProxyType(
+    {"openai": "harmony", "glm45": "glm", "glm47": "glm", "deepseek_r1": "think", "qwen3": "think"}
+)

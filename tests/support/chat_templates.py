@@ -35,6 +35,7 @@ TEMPLATES = MappingProxyType(
         ),
         "think_open": _template("<tool_call></tool_call>", "<think>\n"),
         "qwen3_coder": _template("<tool_call><function=a><parameter=b></parameter></function></tool_call>"),
+        "glm": _template("<tool_call>a<arg_key>b</arg_key><arg_value>c</arg_value></tool_call>"),
         "llama3_json": _template(
             'Respond in the format {"name": function name, "parameters": dictionary of argument name and its value}.'
         )
@@ -82,8 +83,8 @@ _SPECIAL = (
     "<|end|> <|call|> <|return|> <|constrain|>"
 ).split()
 _PLAIN = (
-    "<tool_call> </tool_call> <think> </think> <｜tool▁calls▁begin｜> <｜tool▁calls▁end｜> <｜tool▁call▁begin｜> "
-    "<｜tool▁call▁end｜> <｜tool▁sep｜>"
+    "<tool_call> </tool_call> <think> </think> <arg_key> </arg_key> <arg_value> </arg_value> "
+    "<｜tool▁calls▁begin｜> <｜tool▁calls▁end｜> <｜tool▁call▁begin｜> <｜tool▁call▁end｜> <｜tool▁sep｜>"
 ).split()
 
 

@@ -160,6 +160,11 @@ def test_thoughts_that_are_cut_stay_thoughts_where_calls_are_required() -> None:
             "qwen3_coder",
             "<tool_call>\n<function=get_weather>\n<parameter=city>\nRome\nItaly\n</parameter>\n</function>\n</tool_call>",
         ),
+        ("glm", "<tool_call>get_weather<arg_key>city</arg_key><arg_value>Rome\nItaly</arg_value></tool_call>"),
+        (
+            "glm",
+            "<tool_call> get_weather \n\n<arg_key>city</arg_key> <arg_value>Rome\nItaly</arg_value>\n\n</tool_call>\n",
+        ),
     ],
 )
 def test_other_spellings_of_a_family_are_read(name: str, text: str) -> None:
@@ -183,6 +188,8 @@ def test_other_spellings_of_a_family_are_read(name: str, text: str) -> None:
         ("mistral", '[TOOL_CALLS][{"name": "now"}\n]', "{}", ""),
         ("mistral_v11", "[TOOL_CALLS]now[ARGS] {}", "{}", ""),
         ("qwen3_coder", "<tool_call><function=now>\n {}", "", "\n {}"),
+        ("glm", "<tool_call>now</tool_call>", "{}", ""),
+        ("glm", "<tool_call>now\n {}", "", " {}"),
         ("deepseek_v31", f"{DEEPSEEK}now<｜tool▁sep｜>{{}}\n```\nor not", "{}", "\n```\nor not"),
     ],
 )

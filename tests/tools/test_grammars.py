@@ -13,6 +13,7 @@ from support.chat_templates import TEMPLATES, make_tokenizer
 from tokenizers import AddedToken
 
 from radixkv.tools.chat_format import CALL_FORMATS, AnswerForm, ChatFormat
+from radixkv.tools.formats.argument_elements import ArgumentElements
 from radixkv.tools.grammar import GrammarWriter
 
 
@@ -138,9 +139,10 @@ def test_what_the_grammar_allows_is_read_as_it_was_meant(name: str, arguments: d
     form, grammar = note_grammar(name)
     arguments = {key: arguments[key] for key in NOTE["function"]["parameters"]["properties"] if key in arguments}
     whole = CALL_FORMATS[name].write_calls([("note", arguments)]).removesuffix("<|call|>")
-    if not grammar.accepts(whole):  # only a text that ends a value of Qwen3-Coder's cannot be written
-        assert name == "qwen3_coder"
-        assert "\n</parameter>" in arguments["text"]
+    if not grammar.accepts(whole):  # only a text that ends a value cannot be written
+        form_of_elements = CALL_FORMATS[name]
+        assert isinstance(form_of_elements, ArgumentElements)
+        assert form_of_elements.value_end in arguments["text"]
         return
     answer = read(form, [whole])
     assert functions(answer) == [("note", arguments)]
@@ -210,6 +212,18 @@ def test_text_may_hold_added_tokens_that_are_shown(name: str, choice: str) -> No
     assert grammar.accepts(calls) == (choice == "auto")
     # Without a marker, calls can only stand at the start.
     assert grammar.accepts(f"<b>{calls}") == (choice == "auto" or not CALL_FORMATS[name].trigger)
+
+
+@pytest.mark.parametrize("markers", [False, True], ids=["spelled", "tokens"])
+def test_calls_of_glm_need_no_line_breaks(markers: bool) -> None:
+    """GLM 4.7 writes none, and GLM 4.5 some."""
+    grammar = Grammar(form_of("glm", markers=markers), make_tokenizer(TEMPLATES["glm"], with_markers=markers))
+    begin = "<tool_call>get_weather<arg_key>city</arg_key><arg_value>Rome</arg_value>"
+    assert grammar.accepts(f"I look.{begin}<arg_key>days</arg_key><arg_value>3</arg_value></tool_call>")
+    assert grammar.accepts(f"{begin}</tool_call>\n<tool_call>now</tool_call>")
+    assert not grammar.begins(f"{begin}<arg_key>days</arg_key><arg_value>three")
+    assert not grammar.begins("<tool_call>get_weather<arg_key>place")
+    assert not grammar.begins("<tool_call>get_weather</tool_call>")
 
 
 def test_a_text_may_have_as_many_added_tokens_as_it_likes() -> None:

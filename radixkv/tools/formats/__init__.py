@@ -2,6 +2,8 @@
 
 ::
 
-    base.py                 what they have in common
-    hermes.py, qwen3_coder.py, deepseek.py, mistral.py, harmony.py, llama3_json.py, json_object.py
+    base.py                   what all have in common
+      argument_elements.py    what those with an element for each argument have in common
+        qwen3_coder.py, glm.py
+      hermes.py, deepseek.py, mistral.py, harmony.py, llama3_json.py, json_object.py
 """
