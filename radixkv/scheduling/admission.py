@@ -225,13 +225,13 @@ class Admission:
             if usage.exceeds_limit(group):
                 break
             if self._waits_for_running(group):
-                num_waiting += self._is_seen(group)
+                num_waiting += self._in_flight_prefixes.is_seen(group)
                 continue
             if self._loads is not None and self._waits_for_load(group):
                 if self._loads.yields(group):
                     did_not_fit.append(group)
                 else:
-                    num_waiting += self._is_seen(group)
+                    num_waiting += self._loads.is_seen(group)
                 continue
             if self._fits_into(max_tokens, group):
                 if self._admit(group):
@@ -242,12 +242,6 @@ class Admission:
         if num_waiting == len(candidates):
             self._tenant_waits.add(tenant, candidates, self._waiting.first(tenant))
         return None, did_not_fit
-
-    def _is_seen(self, group: SequenceGroup) -> bool:
-        """Whether the end of a group's wait is seen without looking at the group."""
-        if self._in_flight_prefixes.awaited_by(group) is not None:
-            return self._in_flight_prefixes.is_seen(group)
-        return self._loads is not None and self._loads.is_seen(group)
 
     def _end_waits(self, for_loads: bool = False) -> None:
         """Tenants that waited for prefixes, or loads, are in turn again if these waits are over."""
@@ -266,15 +260,10 @@ class Admission:
         return self._waits_for_running(group) or self._waits_for_load(group)
 
     def _waits_for_running(self, group: SequenceGroup) -> bool:
-        """Whether it waits for a prefix that another group computes.
-
-        Beside a load, this is found out anew each time: the group may not be looked at until that ends, and lacks less then.
-        """
-        if not self._in_flight_prefixes.should_wait(group):
+        """Whether it waits for a prefix that another group computes; one with a load waits for that first, and lacks less."""
+        if self._loads is not None and self._loads.is_loading(group) and self._waits_for_load(group):
             return False
-        if self._loads is not None and self._loads.waits(group):
-            self._in_flight_prefixes.forget(group)
-        return True
+        return self._in_flight_prefixes.should_wait(group)
 
     def _waits_for_load(self, group: SequenceGroup, others_give_way: bool = False) -> bool:
         """Whether it waits for a look-up or a load, which this advances."""

@@ -136,10 +136,10 @@ class PrefixLoads:
         prefix = self._prefixes.get(group)
         return prefix is not None and prefix.claim.yields
 
-    def waits(self, group: SequenceGroup) -> bool:
-        """Whether the group waited for a load or a look-up when it was looked at last, and this has not ended."""
+    def is_loading(self, group: SequenceGroup) -> bool:
+        """Whether the group has a load that has not ended, its own or another's; it may have waited too long for it."""
         prefix = self._prefixes.get(group)
-        return prefix is not None and prefix.waits
+        return prefix is not None and prefix.active is not None
 
     def is_seen(self, group: SequenceGroup) -> bool:
         """Whether `over` tells when a group that waits need no longer wait, so that nobody has to look at it until then."""

@@ -31,8 +31,17 @@ def waiting_for_one_load(num_tenants: int) -> Driver:
     return driver
 
 
-def waiting_for_look_ups(num_tenants: int) -> Driver:
+def begin_to_compute_a_part(driver: Driver) -> None:
+    """A prompt begins which has nothing below the pool, and takes some steps."""
+    driver.scheduler._max_num_batched_tokens = 8
+    driver.loads.forget(driver.add(STEM[: 20 * SIZE], tenant="computes"))
+    driver.step()
+
+
+def waiting_for_look_ups(num_tenants: int, beside_a_prompt: bool = False) -> Driver:
     driver = waiting_for_one_load(0)
+    if beside_a_prompt:
+        begin_to_compute_a_part(driver)
     driver.loader.look_up = lambda look_up: None  # type: ignore[method-assign]
     for number in range(num_tenants):
         driver.add([*STEM[: 30 * SIZE], *unlike(10_000 + 100 * number, 1)], tenant=f"{number}")
@@ -49,7 +58,27 @@ def waiting_for_a_prompt_in_progress(num_tenants: int) -> SchedulerDriver:
     return driver
 
 
-@pytest.mark.parametrize("wait", [waiting_for_one_load, waiting_for_look_ups, waiting_for_a_prompt_in_progress])
+def waiting_for_one_load_beside_a_prompt(num_tenants: int) -> Driver:
+    driver = waiting_for_one_load(num_tenants)
+    driver.step()
+    begin_to_compute_a_part(driver)
+    return driver
+
+
+def waiting_for_look_ups_beside_a_prompt(num_tenants: int) -> Driver:
+    return waiting_for_look_ups(num_tenants, beside_a_prompt=True)
+
+
+@pytest.mark.parametrize(
+    "wait",
+    [
+        waiting_for_one_load,
+        waiting_for_look_ups,
+        waiting_for_a_prompt_in_progress,
+        waiting_for_one_load_beside_a_prompt,
+        waiting_for_look_ups_beside_a_prompt,
+    ],
+)
 def test_a_step_takes_as_long_however_many_tenants_wait_for_prefixes(
     wait: Callable[[int], Driver | SchedulerDriver], monkeypatch: pytest.MonkeyPatch
 ) -> None:
