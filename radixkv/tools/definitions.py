@@ -99,9 +99,7 @@ def _shown(definition: Mapping[str, Any], tool: Tool) -> Mapping[str, Any]:
     """A definition as chat templates take it: with what it may leave out, and without the marks of clients of caches."""
     shown = {key: value for key, value in definition.items() if key != "cache_control"}
     function = {key: value for key, value in shown["function"].items() if key != "cache_control"}
-    # In the order in which it is given.
-    parameters = {**(function.get("parameters") or {}), **tool.parameters}
-    return shown | {"function": function | {"description": tool.description or "", "parameters": parameters}}
+    return shown | {"function": function | {"description": tool.description or "", "parameters": tool.parameters}}
 
 
 class _Choice(NamedTuple):
@@ -153,8 +151,10 @@ def _as_tool(definition: Any) -> Tool:
     if not isinstance(parameters, Mapping | None):
         raise ValueError(f"tools: expected the parameters of {name!r:.80} to be a JSON schema, got {parameters!r:.80}")
     # Null, which some clients send for what they leave out, says nothing.
-    given = {key: value for key, value in (parameters or {}).items() if key not in _OPTIONAL or value is not None}
-    schema = {"type": "object", "properties": {}, **given}
+    schema = {key: value for key, value in (parameters or {}).items() if key not in _OPTIONAL or value is not None}
+    # After what is given, which templates write in the client's order.
+    schema.setdefault("type", "object")
+    schema.setdefault("properties", {})
     if schema["type"] != "object":
         raise ValueError(f"tools: expected the parameters of {name!r:.80} to be an object, got {schema['type']!r:.80}")
     for key, (kind, what) in _OPTIONAL.items():

@@ -32,7 +32,7 @@ NEEDS_DESCRIPTIONS = (
 # In the manner of Seed-OSS's, and of Qwen3's first one.
 NEEDS_PROPERTIES = (
     "{% for tool in tools or [] %}{{ tool.function.name }}({% for name in tool.function.parameters.properties.keys() %}"
-    "{{ name }},{% endfor %}) {% endfor %}"
+    "{{ name }}{{ '' if name in tool.function.parameters.required else '?' }},{% endfor %}) {% endfor %}"
     "{% for message in messages %}{{ message.role + ': ' + message.content }}|{% endfor %}"
 )
 HERMES = f"{{# <tool_call> #}}{NEEDS_PROPERTIES}"
@@ -81,7 +81,9 @@ def test_a_thought_beside_text_and_calls_is_left_out_where_the_template_refuses_
         ({"description": None, "parameters": None}, "f()"),
         ({"parameters": {"type": "object"}}, "f()"),
         ({"parameters": {"properties": None}}, "f()"),
-        ({"parameters": {"properties": {"x": {}}, "type": "object"}}, "f(x,)"),
+        ({"parameters": {"properties": {"x": {}}, "type": "object"}}, "f(x?,)"),
+        ({"parameters": {"properties": {"x": {}}, "required": None}}, "f(x?,)"),
+        ({"parameters": {"properties": {"x": {}}, "required": ["x"]}}, "f(x,)"),
     ],
 )
 def test_what_a_tool_leaves_out_is_there_for_templates_that_need_it(function: dict[str, Any], signature: str) -> None:
@@ -93,6 +95,15 @@ def test_what_a_tool_leaves_out_is_there_for_templates_that_need_it(function: di
     described = render_chat(messages, text_interface(NEEDS_DESCRIPTIONS), options)
     assert described == "<|channel|><|message|>// It \nuser: Go.|"
     assert render_chat(messages, text_interface(HERMES), options) == f"{signature} user: Go.|"
+
+
+def test_a_tool_that_leaves_nothing_out_is_shown_as_it_is_given() -> None:
+    """In another order, the prompt would be another one, of which no prefix is cached."""
+    parameters = {"required": ["x"], "properties": {"x": {"type": "string"}}, "type": "object"}
+    tool = {"function": {"parameters": parameters, "description": "d", "name": "f"}, "type": "function"}
+    options = as_tool_options([tool], None, None)
+    assert options is not None
+    assert json.dumps(options.definitions) == json.dumps([tool])
 
 
 def test_calls_that_begin_with_another_tag_are_not_taken_for_qwen3_coder_s() -> None:
