@@ -65,9 +65,10 @@ def test_calls_without_text_are_written_by_templates_that_look_into_the_text(con
     assert render_chat([message], text_interface(HERMES)) == "assistant: |"
 
 
-def test_a_thought_beside_text_and_calls_is_left_out_where_the_template_refuses_it() -> None:
+@pytest.mark.parametrize("name", ["reasoning_content", "reasoning", "thinking"])
+def test_a_thought_beside_text_and_calls_is_left_out_where_the_template_refuses_it(name: str) -> None:
     """It was given under the name of the other templates, and transformers added the one that this one knows."""
-    said = {"role": "assistant", "content": "I look.", "reasoning_content": "Hm."}
+    said = {"role": "assistant", "content": "I look.", name: "Hm."}
     called = {**said, "tool_calls": [CALL]}
     messages = [as_template_message(message) for message in (said, called, {**called, "content": None})]
     text = render_chat(messages, text_interface(NEEDS_DESCRIPTIONS))

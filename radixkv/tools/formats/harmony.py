@@ -45,8 +45,8 @@ class HarmonyFormat(CallFormat):
         """The template calls reasoning "thinking", and refuses it beside text and calls."""
         thought = message.get("reasoning_content")
         if message["content"] and message.get("tool_calls"):
-            # As transformers would call it "thinking", too.
-            return {name: value for name, value in message.items() if name != "reasoning_content"}
+            # Under neither name: transformers gives a thought that has one of them the other, too.
+            return {name: value for name, value in message.items() if name not in ("reasoning_content", "thinking")}
         return {**message, "thinking": thought} if thought else message
 
     def parse(self, source: AnswerSource) -> Parsing[None]:
