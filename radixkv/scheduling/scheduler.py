@@ -294,7 +294,7 @@ class Scheduler:
         self.admission.begin_step()
         plan = _PromptPlan(budget)
         long, reserved = None, 0
-        # Without those that were preempted for a decoding group: they may be admitted again below, with a chunk.
+        # Without those that were preempted in this step: they may be admitted again below, with a chunk.
         prompts = [group for group in prompts if group in self.running]
         prompts.sort(key=lambda group: self.shares.counter(group.request.tenant))  # equal ones stay in order of rank
         for group in prompts:
