@@ -33,6 +33,11 @@ def one_thread() -> None:
 
 
 @pytest.fixture(autouse=True)
+def random_numbers_are_the_same_each_time() -> None:
+    torch.manual_seed(0)
+
+
+@pytest.fixture(autouse=True)
 def overflow_is_seen_in_numpy(monkeypatch: pytest.MonkeyPatch) -> None:
     """Overflow is looked for by numpy: the interpreter takes a dozen calls of its own for it, a fifth of its time."""
     in_numpy = {"add": np.add, "sub": np.subtract, "mul": np.multiply}
