@@ -113,6 +113,20 @@ def test_what_no_event_confirms_is_expected_no_longer(router: Router, clock: Clo
     assert send(router, 1, 2, 3).num_tokens == 3 * BLOCK + 1
 
 
+def test_what_a_replica_held_when_it_was_cleared_is_expected_no_longer_than_the_rest(
+    router: Router, clock: Clock
+) -> None:
+    router.stored("a", [1, 2])
+    placement = send(router, 1, 2, 3)
+    router.cleared("a")
+    assert router.holder([1, 2, 3]) == "a"
+    router.prefilled(placement)
+    router.finish(placement)
+    clock.now = 6.0
+    router.report("a")
+    assert router.holder([1, 2, 3]) is None
+
+
 def test_what_was_sent_long_ago_is_forgotten_between_choices_and_not_all_at_once(router: Router, clock: Clock) -> None:
     """A burst of long prompts took a tenth of a second of the choice that came five seconds later."""
     for number in range(100):
