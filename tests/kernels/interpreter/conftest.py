@@ -138,7 +138,7 @@ def shapes_are_described_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(autouse=True)
-def operands_that_fit_are_taken_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+def operands_that_fit_are_taken_as_they_are(shapes_are_described_once: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """The interpreter compares operands with all that there may be, a third of its time; most are of one type and shape."""
     check_types = TritonSemantic.binary_op_type_checking_impl
     common_sizes = functools.cache(np.broadcast_shapes)
