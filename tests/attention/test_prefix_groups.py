@@ -33,7 +33,7 @@ def groups_anew(
 
 
 @given(
-    common=st.lists(st.integers(0, 5), max_size=30),
+    common=st.lists(st.integers(0, 5), max_size=30) | st.lists(st.integers(3, 5), min_size=8, max_size=30),
     num_new=st.lists(st.sampled_from([1, 3, 20]), min_size=31, max_size=31) | st.just([1] * 31),
     group=st.integers(1, 20),
     max_levels=st.integers(0, 3),
