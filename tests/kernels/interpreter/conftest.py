@@ -176,10 +176,5 @@ def operands_that_fit_are_taken_as_they_are(shapes_are_described_once: None, mon
             return constant(rhs.dtype.name, lhs, rhs.sizes), rhs
         return check_types(semantic, lhs, rhs, *args, **options)
 
-    def is_same_type(self: Any, other: Any) -> bool:
-        other = other.value if isinstance(other, tl.constexpr) else other
-        return isinstance(other, tl.dtype) and self.name == other.name
-
     monkeypatch.setattr(TritonSemantic, "broadcast_impl_value", broadcast)
     monkeypatch.setattr(TritonSemantic, "binary_op_type_checking_impl", check_types_that_differ)
-    monkeypatch.setattr(tl.dtype, "__eq__", is_same_type)
