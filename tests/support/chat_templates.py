@@ -83,9 +83,11 @@ _SPECIAL = (
     "<|end|> <|call|> <|return|> <|constrain|>"
 ).split()
 _PLAIN = (
-    "<tool_call> </tool_call> <think> </think> <arg_key> </arg_key> <arg_value> </arg_value> "
-    "<｜tool▁calls▁begin｜> <｜tool▁calls▁end｜> <｜tool▁call▁begin｜> <｜tool▁call▁end｜> <｜tool▁sep｜>"
+    "<tool_call> </tool_call> <think> </think> <｜tool▁calls▁begin｜> <｜tool▁calls▁end｜> <｜tool▁call▁begin｜> "
+    "<｜tool▁call▁end｜> <｜tool▁sep｜>"
 ).split()
+# GLM's alone: random models of the other templates keep the vocabularies with which their answers are as tests need them.
+_GLM = "<arg_key> </arg_key> <arg_value> </arg_value>".split()
 
 
 def make_tokenizer(template: str, *, with_markers: bool = True) -> transformers.PreTrainedTokenizerFast:
@@ -102,7 +104,8 @@ def make_tokenizer(template: str, *, with_markers: bool = True) -> transformers.
         [AddedToken(text, special=True) for text in (_SPECIAL if with_markers else _SPECIAL[:2])]
     )
     if with_markers:
-        tokenizer.add_tokens([AddedToken(text, special=False, normalized=False) for text in _PLAIN])
+        plain = [*_PLAIN, *(_GLM if _GLM[0] in template else [])]
+        tokenizer.add_tokens([AddedToken(text, special=False, normalized=False) for text in plain])
     return transformers.PreTrainedTokenizerFast(
         tokenizer_object=tokenizer, eos_token="<|im_end|>", chat_template=template
     )
