@@ -130,51 +130,7 @@ def shapes_are_described_once(monkeypatch: pytest.MonkeyPatch) -> None:
         self.handle = handle
         self.type = type
         self.dtype = type.scalar
-        self.sizes = tuple(type.shape.values) if type.is_block() else ()
-        self.shape, self.numel = shape_of(self.sizes)
+        self.shape, self.numel = shape_of(tuple(type.shape.values) if type.is_block() else ())
 
     monkeypatch.setattr(tl.block_type, "__init__", describe_once)
     monkeypatch.setattr(tl.tensor, "__init__", make_tensor)
-
-
-@pytest.fixture(autouse=True)
-def operands_that_fit_are_taken_as_they_are(shapes_are_described_once: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The interpreter compares operands with all that there may be, a third of its time; most are of one type and shape."""
-    check_types = TritonSemantic.binary_op_type_checking_impl
-    common_sizes = functools.cache(np.broadcast_shapes)
-
-    def broadcast(semantic: Any, lhs: Any, rhs: Any) -> tuple[Any, Any]:
-        if lhs.sizes == rhs.sizes:
-            return lhs, rhs
-        sizes = common_sizes(lhs.sizes, rhs.sizes)
-        return widen(lhs, sizes), widen(rhs, sizes)
-
-    def widen(tensor: Any, sizes: tuple[int, ...]) -> Any:
-        if tensor.sizes == sizes:
-            return tensor
-        handle = interpreter.TensorHandle(np.broadcast_to(tensor.handle.data, sizes), tensor.handle.dtype.scalar)
-        return tl.tensor(handle, tl.block_type(tensor.dtype, list(sizes)))
-
-    @functools.cache
-    def constant(kind: str, number: float, sizes: tuple[int, ...]) -> Any:
-        return widen(interpreter.interpreter_semantic.scalar_constant(number, tl.dtype(kind)), sizes)
-
-    def fits(number: Any, kind: str) -> bool:
-        if kind == "fp32":
-            return type(number) in (int, float)
-        return type(number) is int and kind in ("int32", "int64") and -(2**31) <= number < 2**31
-
-    def check_types_that_differ(semantic: Any, lhs: Any, rhs: Any, *args: Any, **options: Any) -> Any:
-        if isinstance(lhs, tl.tensor):
-            kind = lhs.dtype.name
-            if isinstance(rhs, tl.tensor):
-                if kind == rhs.dtype.name and kind in ("int1", "int32", "int64", "fp32"):
-                    return broadcast(semantic, lhs, rhs)
-            elif fits(rhs, kind):
-                return lhs, constant(kind, rhs, lhs.sizes)
-        elif isinstance(rhs, tl.tensor) and fits(lhs, rhs.dtype.name):
-            return constant(rhs.dtype.name, lhs, rhs.sizes), rhs
-        return check_types(semantic, lhs, rhs, *args, **options)
-
-    monkeypatch.setattr(TritonSemantic, "broadcast_impl_value", broadcast)
-    monkeypatch.setattr(TritonSemantic, "binary_op_type_checking_impl", check_types_that_differ)
