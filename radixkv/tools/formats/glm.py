@@ -21,6 +21,7 @@ class GlmFormat(ArgumentElements):
 
     @property
     def markers(self) -> tuple[str, ...]:
+        # All tags: where they are tokens of their own, the text of a value may not hold one.
         return (self.call_begin, self.call_end, _KEY, _KEY_END, _VALUE, self.value_end)
 
     def read_call(self, source: AnswerSource) -> Parsing[None]:

@@ -43,7 +43,6 @@ def test_queries_and_keys_are_rotated_and_written(
     dtype: torch.dtype, heads: int, kv_heads: int, key_dim: int, value_dim: int, rotary_dim: int
 ) -> None:
     """Also with padding, whose key is not stored, and in the model's layout, with heads outside tokens."""
-    torch.manual_seed(0)
     tokens, blocks, block_size = 21, 4, 16
     query, key, value = (
         torch.randn(count, tokens, dim).to(dtype).transpose(0, 1)
