@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from functools import partial, partialmethod
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -48,6 +50,13 @@ def test_tokens_equal_with_other_configurations(name: str) -> None:
 def test_experts_of_sizes_that_native_code_takes(name: str) -> None:
     sizes = {"hidden_size": 64, "intermediate_size": 96}
     assert_tokens_equal_transformers(partial(build, name, SUPPORTED[name] | WIDE_EXPERTS | sizes))
+
+
+def test_pages_say_how_many_architectures_are_tested() -> None:
+    root = Path(__file__).parents[2]
+    for page in ("CHANGELOG.md", "CONTRIBUTING.md", "docs/limits.md", "docs/architecture/index.md"):
+        said = re.findall(r"(\d+) architectures", (root / page).read_text())
+        assert said == [str(len(SUPPORTED) + len(MULTIMODAL))], page
 
 
 def assert_tokens_equal_transformers(build_it: Callable[[], torch.nn.Module]) -> None:
