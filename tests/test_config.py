@@ -13,11 +13,9 @@ import torch
 from support.model_zoo import build_supported
 
 from radixkv import LLM, AsyncLLM
-from radixkv.attention.choice import BACKENDS
 from radixkv.cache import POLICIES
 from radixkv.config import (
     DEVICE_DEFAULTS,
-    AttentionBackendName,
     Config,
     EngineConfig,
     EvictionPolicyName,
@@ -52,9 +50,8 @@ def test_every_option_is_documented_and_has_a_possible_default(config: type[Conf
     assert dict(config(**defaults)) == defaults
 
 
-def test_names_to_choose_from_are_those_that_exist() -> None:
+def test_names_of_eviction_policies_are_those_that_exist() -> None:
     assert set(get_args(EvictionPolicyName)) == set(POLICIES)
-    assert set(get_args(AttentionBackendName)) == set(BACKENDS)
 
 
 @pytest.mark.parametrize(

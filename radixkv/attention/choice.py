@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import importlib.util
+from typing import get_args
 
 import torch
 
 from radixkv.attention.backend import AttentionBackend, BatchLimits
 from radixkv.attention.native import NativeBackend, is_available
 from radixkv.attention.torch_cpu import TorchBackend
+from radixkv.config import AttentionBackendName
 from radixkv.memory import KVPool
 
-BACKENDS = ("auto", "native", "torch", "triton")
+BACKENDS: tuple[str, ...] = get_args(AttentionBackendName)
 
 
 def make_backend(
