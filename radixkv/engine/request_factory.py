@@ -11,7 +11,7 @@ from radixkv.cache.arguments import is_whole
 from radixkv.config import ResolvedEngineConfig
 from radixkv.engine.resumption import resume_sequences
 from radixkv.model.loader import LoadedModel
-from radixkv.prompts import Prompt, encode_bad_words
+from radixkv.prompts import Prompt, tokenize_bad_words
 from radixkv.sampling.grammar.structured_output import GrammarCompiler
 from radixkv.sampling_params import BeamSearchParams, SamplingParams
 from radixkv.scheduling.request import Request
@@ -48,7 +48,7 @@ class RequestFactory:
             priority: lower values are admitted earlier, preempted later and, with the policy "priority", evicted later.
             tenant: on whose behalf: tenants share fairly (see `radixkv.scheduling.fair_shares`), and a priority ranks
                 requests only against others of the same tenant.
-            bad_words: the token ids of the parameters' ``bad_words``, from `encode_bad_words`; None: encoded here.
+            bad_words: the token ids of the parameters' ``bad_words``, from `tokenize_bad_words`; None: tokenized here.
 
         Raises:
             ValueError, TypeError: the prompt is empty, an id is outside the vocabulary, ``priority`` is not a whole number,
@@ -64,7 +64,7 @@ class RequestFactory:
         loaded = self._loaded
         params = params.for_vocabulary(loaded.vocab_size)
         if isinstance(params, SamplingParams) and bad_words is None:
-            bad_words = encode_bad_words(params.bad_words or (), loaded)
+            bad_words = tokenize_bad_words(params.bad_words or (), loaded)
         if params.stop_strings:
             loaded.require_tokenizer()
         tokens = self.validate_prompt(prompt.token_ids)

@@ -22,10 +22,10 @@ from radixkv.prompts.prompt import (
     TokensPrompt,
     as_prompts,
     cache_options,
-    encode,
-    encode_bad_words,
     is_token_ids,
     one_for_each,
+    tokenize,
+    tokenize_bad_words,
     with_answer_form,
 )
 from radixkv.prompts.single import as_single_prompt, is_prompt
@@ -43,11 +43,11 @@ __all__ = [
     "as_single_prompt",
     "as_template_message",
     "cache_options",
-    "encode",
-    "encode_bad_words",
     "is_prompt",
     "is_token_ids",
     "one_for_each",
     "render_chat",
+    "tokenize",
+    "tokenize_bad_words",
     "with_answer_form",
 ]

@@ -23,7 +23,7 @@ from radixkv.model.text_interface import TextInterface
 from radixkv.model.tokenizer import with_chat_template
 from radixkv.option_words import nearest
 from radixkv.prompts.chat_options import DEFAULT_CHAT_OPTIONS, ChatOptions
-from radixkv.prompts.prompt import Prompt, cache_options, encode
+from radixkv.prompts.prompt import Prompt, cache_options, tokenize
 
 Message = Mapping[str, Any]
 
@@ -243,6 +243,6 @@ def as_chat_prompts(
         assert loaded.chat_format is not None
         continued = conversation[-1]["content"] if options.continue_final_message else None
         answer_form = loaded.chat_format.answer_form(text, options.tools, continued=continued)
-        token_ids = encode("messages", text, loaded, add_special_tokens=options.add_special_tokens)
+        token_ids = tokenize("messages", text, loaded, add_special_tokens=options.add_special_tokens)
         prompts.append(Prompt(token_ids, text, **of_cache, answer_form=answer_form))
     return prompts

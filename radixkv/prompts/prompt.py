@@ -142,27 +142,27 @@ def as_mapping(prompt: Any) -> Mapping[str, Any]:
     raise TypeError(f"prompts: expected a string, token ids or a dictionary, got {prompt!r:.80}")
 
 
-def encode(name: str, text: str, loaded: TextInterface, *, add_special_tokens: bool = True) -> list[int]:
+def tokenize(argument: str, text: str, loaded: TextInterface, *, add_special_tokens: bool = True) -> list[int]:
     """Token ids of the text of an argument.
 
     Raises:
         ValueError: it is not Unicode.
     """
-    check_unicode(name, text)
+    check_unicode(argument, text)
     ids: list[int] = loaded.require_tokenizer()(text, add_special_tokens=add_special_tokens)["input_ids"]
     return ids
 
 
-def encode_bad_words(words: Sequence[str], loaded: TextInterface) -> list[list[int]]:
+def tokenize_bad_words(words: Sequence[str], loaded: TextInterface) -> list[list[int]]:
     """Token ids of words that may not be generated: each as it begins a text, and as it follows a space.
 
     Raises:
         ValueError: a word is not Unicode, or the model has no tokenizer.
     """
     texts = [text for word in words for text in (word.strip(), f" {word.strip()}", word)]
-    encoded = [encode("bad_words", text, loaded, add_special_tokens=False) for text in texts]
+    tokenized = [tokenize("bad_words", text, loaded, add_special_tokens=False) for text in texts]
     # A tokenizer may know more tokens than the model, which generates none of those.
-    return [list(ids) for ids in dict.fromkeys(map(tuple, encoded)) if ids and max(ids) < loaded.vocab_size]
+    return [list(ids) for ids in dict.fromkeys(map(tuple, tokenized)) if ids and max(ids) < loaded.vocab_size]
 
 
 def with_answer_form(params: _Params, form: AnswerForm | None) -> _Params:
@@ -245,14 +245,14 @@ def _as_prompt(prompt: Any, loaded: TextInterface, add_special_tokens: bool) -> 
     if not isinstance(prediction, str | None):
         raise TypeError(f"prompts: 'prediction' must be a string, got {prediction!r:.80}")
     if prediction:
-        options["prediction"] = encode("prediction", prediction, loaded, add_special_tokens=False)
+        options["prediction"] = tokenize("prediction", prediction, loaded, add_special_tokens=False)
     text = prompt.get("prompt")
     token_ids = prompt.get("prompt_token_ids")
     if token_ids is not None and isinstance(text, str | None):
         return Prompt(token_ids, text, **options, resume=resume)
     if not isinstance(text, str):
         raise TypeError(f"prompts: 'prompt' must be a string, got {text!r:.80}")
-    ids = encode("prompts", text, loaded, add_special_tokens=add_special_tokens)
+    ids = tokenize("prompts", text, loaded, add_special_tokens=add_special_tokens)
     if not ids:
         raise ValueError(f"prompts: {text!r} has no tokens; a prompt needs at least one")
     return Prompt(ids, text, **options, resume=resume)

@@ -11,7 +11,7 @@ from fastapi.responses import Response
 from pydantic import BaseModel, Field
 
 from radixkv.model.text_interface import TextInterface
-from radixkv.prompts import ChatOptions, as_chat_prompts, encode
+from radixkv.prompts import ChatOptions, as_chat_prompts, tokenize
 from radixkv.sampling.detokenizer import decode_tokens
 from radixkv.server.access.authentication import CurrentTenant
 from radixkv.server.chat.messages import Messages, as_messages
@@ -83,9 +83,9 @@ def tokenization_routes(service: Service) -> APIRouter:
         """Turn a text, or a conversation as the chat template writes it, into token ids."""
         service.check_model(body.model)
         with client_errors():
-            encode_body = _encoding(body, service)
+            tokenize_body = _tokenizing(body, service)
             return await service.llm.run_tokenizer(
-                lambda loaded: JsonResponse(_response(encode_body(loaded), body, loaded, service.token_texts)),
+                lambda loaded: JsonResponse(_response(tokenize_body(loaded), body, loaded, service.token_texts)),
                 tenant=tenant.name,
             )
 
@@ -114,7 +114,7 @@ def tokenization_routes(service: Service) -> APIRouter:
     return router
 
 
-def _encoding(body: TokenizeRequest, service: Service) -> Callable[[TextInterface], Sequence[int]]:
+def _tokenizing(body: TokenizeRequest, service: Service) -> Callable[[TextInterface], Sequence[int]]:
     """What turns the request's text or conversation into token ids. As in vLLM, a text ignores the options of conversations.
 
     Raises:
@@ -123,7 +123,7 @@ def _encoding(body: TokenizeRequest, service: Service) -> Callable[[TextInterfac
     match body.prompt, body.messages:
         case str(text), None:
             service.check_length("prompt", text)
-            return partial(encode, "prompt", text, add_special_tokens=body.add_special_tokens is not False)
+            return partial(tokenize, "prompt", text, add_special_tokens=body.add_special_tokens is not False)
         case None, list(messages):
             options = ChatOptions(
                 add_generation_prompt=body.add_generation_prompt is not False,

@@ -9,7 +9,7 @@ from typing import Any, Self
 
 from radixkv.model.text_interface import TextInterface
 from radixkv.outputs import RequestOutput
-from radixkv.prompts import ChatOptions, Prompt, as_template_message, cache_options, encode, render_chat
+from radixkv.prompts import ChatOptions, Prompt, as_template_message, cache_options, render_chat, tokenize
 from radixkv.sampling.detokenizer import decode_tokens
 from radixkv.sampling_params import SamplingParams
 from radixkv.tools.definitions import ParsedAnswer, as_tool_options
@@ -176,7 +176,7 @@ class Turn:
         if not text.startswith(known_text):
             known_text, known_ids = "", []
         self._prompt_text = text
-        self._prompt_ids = known_ids + encode("messages", text[len(known_text) :], loaded, add_special_tokens=False)
+        self._prompt_ids = known_ids + tokenize("messages", text[len(known_text) :], loaded, add_special_tokens=False)
         assert loaded.chat_format is not None
         form = loaded.chat_format.answer_form(text, self._options.tools)
         return Prompt(self._prompt_ids, None, **conversation._cache_options, answer_form=form)

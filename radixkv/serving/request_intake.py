@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from radixkv.errors import DrainingError, EngineDeadError, QueueFullError, RequestTooLargeError
 from radixkv.model.text_interface import TextInterface
-from radixkv.prompts import Prompt, encode_bad_words, with_answer_form
+from radixkv.prompts import Prompt, tokenize_bad_words, with_answer_form
 from radixkv.sampling.grammar.structured_output import GrammarCompiler
 from radixkv.sampling_params import BeamSearchParams, SamplingParams
 from radixkv.scheduling.queue_slots import QueueSlots
@@ -182,8 +182,8 @@ class RequestIntake:
                     await self._run_in(self._grammar_thread, tenant, compile_grammar)
             bad_words: list[list[int]] = []
             if isinstance(params, SamplingParams) and params.bad_words:
-                encode = partial(encode_bad_words, params.bad_words, self._engine.loaded)
-                bad_words = await self._run_in(self._tokenizer_thread, tenant, encode)
+                tokenize = partial(tokenize_bad_words, params.bad_words, self._engine.loaded)
+                bad_words = await self._run_in(self._tokenizer_thread, tenant, tokenize)
             prepared = [
                 PreparedRequest(prompt, each, bad_words, priority, tenant)
                 for prompt, each in zip(prompts, params_of_each, strict=True)

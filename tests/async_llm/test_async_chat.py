@@ -86,7 +86,7 @@ def test_prompts_are_written_and_tokenized_in_the_tokenizer_s_thread(llm: LLM, m
 
         return note
 
-    for name in ("render_chat", "encode", "decode_tokens"):
+    for name in ("render_chat", "tokenize", "decode_tokens"):
         monkeypatch.setattr(conversation, name, noted(getattr(conversation, name)))
 
     async def test(engine: AsyncLLM) -> None:

@@ -20,7 +20,7 @@ from radixkv.server import completions
 from radixkv.server.chat import routes as chat_completions
 from radixkv.server.chat.routes import AssistantMessage, ChatChoice
 from radixkv.server.completions import Completion, CompletionChoice
-from radixkv.server.output.encoded import encode
+from radixkv.server.output.encoded import encode_response
 from radixkv.server.output.logprobs import (
     ChatLogprobs,
     ChosenTokenLogprob,
@@ -104,8 +104,8 @@ def test_completion_logprobs_are_what_pydantic_writes(default_tokenizer: Any) ->
     assert encoded.encoded.decode() == expected.model_dump_json()
     choices = [CompletionChoice(index=0, text='"logprobs":null', logprobs=encoded), CompletionChoice(index=1, text="")]
     response = Completion(id="x", created=1, model="m", choices=choices)
-    assert json.loads(encode(response)) == json.loads(response.model_dump_json())
-    assert json.loads(encode(response))["choices"][0]["logprobs"]["tokens"] == shown
+    assert json.loads(encode_response(response)) == json.loads(response.model_dump_json())
+    assert json.loads(encode_response(response))["choices"][0]["logprobs"]["tokens"] == shown
 
 
 def test_of_tokens_with_one_text_the_chosen_one_counts_else_the_likeliest() -> None:

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from radixkv.model.text_interface import TextInterface
-from radixkv.prompts import ChatOptions, Message, Prompt, as_chat_prompts, encode
+from radixkv.prompts import ChatOptions, Message, Prompt, as_chat_prompts, tokenize
 from radixkv.server.chat.messages import ContentPart, Messages, TextPart
 from radixkv.server.chat.prompt_caching import Breakpoint, PromptCacheOptions, last_marks
 from radixkv.server.chat.tool_protocol import AllowedTools, NamedTool, ToolChoice, ToolDefinitions
@@ -126,5 +126,5 @@ class ChatCompletionRequest(GenerationRequest, NotSupportedInChat):
         (prompt,) = as_chat_prompts(messages, loaded, options=options)
         if self.prediction is None:
             return prompt
-        expected = encode("prediction", self.prediction.text, loaded, add_special_tokens=False)
+        expected = tokenize("prediction", self.prediction.text, loaded, add_special_tokens=False)
         return replace(prompt, prediction=expected)

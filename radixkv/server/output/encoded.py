@@ -52,7 +52,7 @@ class EncoderThread:
         return await asyncio.get_running_loop().run_in_executor(self._executor, write)
 
 
-def encode(response: BaseModel) -> bytes:
+def encode_response(response: BaseModel) -> bytes:
     """A response, or a chunk of one, as JSON; parts of it, at whatever depth, that are JSON already are copied."""
     return _with_encoded_parts(response) or response.model_dump_json().encode()
 

@@ -11,7 +11,7 @@ from pydantic import BaseModel
 from starlette.types import Message, Receive, Scope, Send
 
 from radixkv.server.errors import as_api_error
-from radixkv.server.output.encoded import encode
+from radixkv.server.output.encoded import encode_response
 
 # Many clients give up after five minutes of silence.
 _SECONDS_OF_SILENCE = 15.0
@@ -22,9 +22,9 @@ async def events_until_done(chunks: AsyncIterator[BaseModel]) -> AsyncGenerator[
     """OpenAI's older form, whose end is marked. The status is sent first, so a failure is an event of its own."""
     try:
         async for chunk in chunks:
-            yield b"data: %b\n\n" % encode(chunk)
+            yield b"data: %b\n\n" % encode_response(chunk)
     except Exception as error:
-        yield b"data: %b\n\n" % encode(as_api_error(error).body)
+        yield b"data: %b\n\n" % encode_response(as_api_error(error).body)
     yield b"data: [DONE]\n\n"
 
 
@@ -37,7 +37,7 @@ async def named_events(events: AsyncIterator[BaseModel]) -> AsyncGenerator[bytes
 def named_event(event: BaseModel) -> bytes:
     """One of `named_events`."""
     kind: str = event.type  # type: ignore[attr-defined]
-    return b"event: %b\ndata: %b\n\n" % (kind.encode(), encode(event))
+    return b"event: %b\ndata: %b\n\n" % (kind.encode(), encode_response(event))
 
 
 class EventStream(StreamingResponse):

@@ -13,7 +13,7 @@ from pydantic import BaseModel
 
 from radixkv.outputs import RequestMetrics
 from radixkv.server.errors import ApiError
-from radixkv.server.output.encoded import encode
+from radixkv.server.output.encoded import encode_response
 from radixkv.server.output.event_stream import COMMENT, EventStream, events_until_done
 from radixkv.server.protocol import Usage
 
@@ -56,7 +56,7 @@ class JsonResponse(Response):
     media_type = "application/json"
 
     def __init__(self, content: BaseModel) -> None:
-        super().__init__(encode(content))
+        super().__init__(encode_response(content))
 
 
 async def respond(
