@@ -14,10 +14,10 @@
       model_cache.py        what is made from models once, on disk
     runner.py               one forward pass over a packed batch, which model_input.py describes
       structure.py          the layers, and whether they can run over blocks, found out by a run
-                            (layer_probe.py, batch_checks.py, own_errors.py)
+                            (layer_probe.py, batch_checks.py, model_errors.py)
       lack_of_memory.py     whether an error was raised for it
       forward_pass.py       what the layers call while the model runs
-      logit_rows.py         logits of some rows, of models that compute all
+      logits_to_keep.py     logits of some rows, also of models that compute all
       attention_function.py what transformers' layers call, and what leads to `radixkv.attention`
       positions/            what depends on positions: rotation, windows
     replacement/            modules replaced by faster ones, and how it is found out that these do the same

@@ -30,7 +30,7 @@ from radixkv.model.forward_pass import Attend, ForwardPass, RunChain, running
 from radixkv.model.graphs.compiled_layers import compile_layers, uncompile_layers
 from radixkv.model.layer_probe import attend_nothing
 from radixkv.model.loader import LoadedModel
-from radixkv.model.logit_rows import head_of_all_rows, wanted_rows
+from radixkv.model.logits_to_keep import head_of_all_rows, wanted_rows
 from radixkv.model.model_input import ModelInput
 from radixkv.model.native import Chain, layers_over
 from radixkv.model.replacement.deferred_rotation import DeferredRotation, set_rotate_first

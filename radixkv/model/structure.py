@@ -16,8 +16,8 @@ from radixkv.errors import UnsupportedModelError
 from radixkv.model.batch_checks import Forward, refuse_mixing, refuse_other_positions, tokens_to_try
 from radixkv.model.layer_probe import attend_nothing, watch_layers
 from radixkv.model.loader import LoadedModel
+from radixkv.model.model_errors import errors_of_model
 from radixkv.model.native import Chain, join_layers, losing_rows, watch_chains
-from radixkv.model.own_errors import errors_of_model
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from typing import Any
 import transformers
 
 from radixkv.errors import UnsupportedModelError
-from radixkv.model.logit_rows import ARGUMENT, head_of_all_rows
+from radixkv.model.logits_to_keep import has_logits_to_keep, head_of_all_rows
 from radixkv.model.positions.longrope import LONGROPE, has_fixable_rotation
 from radixkv.model.positions.rotary_types import DYNAMIC
 
@@ -55,9 +55,9 @@ def check_supported(model: transformers.PreTrainedModel, name: str) -> None:
             f"{name}: {type(model).__name__} counts positions itself (no argument position_ids), which a batch of several "
             "sequences does not allow"
         )
-    if ARGUMENT not in inspect.signature(model.forward).parameters and head_of_all_rows(model) is None:
+    if not has_logits_to_keep(model) and head_of_all_rows(model) is None:
         raise UnsupportedModelError(
-            f"{name}: {type(model).__name__} cannot compute the logits of selected tokens only (no argument {ARGUMENT}, "
+            f"{name}: {type(model).__name__} cannot compute the logits of selected tokens only (no argument logits_to_keep, "
             "and no output head)"
         )
 

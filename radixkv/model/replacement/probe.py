@@ -13,7 +13,7 @@ from torch import nn
 
 from radixkv.model.attention_function import OPTIONS, attention_by, obstacle
 from radixkv.model.layer_probe import see_itself, see_nothing
-from radixkv.model.own_errors import errors_of_model
+from radixkv.model.model_errors import errors_of_model
 from radixkv.model.positions.window_mask import window_of
 from radixkv.model.replacement.replace_modules import is_unchanged
 from radixkv.model.replacement.watched_calls import watched_calls
