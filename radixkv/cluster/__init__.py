@@ -8,7 +8,7 @@
     in each ingress:
       ingress.py            the public server over replicas; cluster_routes.py, replica_metrics.py
       cluster_llm.py        all replicas as one model; replica_text.py: how it reads and writes text
-      replica_set.py        which of them are up, and what they hold: member.py, connection.py, silence.py, generations.py
+      replica_set.py        which are up, and what they hold: member.py, connection.py, generations.py, idle_timeout.py
         membership.py       which are wanted
       streams.py            answers that go on when their replica is lost
         sent_request.py, attempt.py, losses.py                            what is sent, one try, and how often it is made

@@ -20,11 +20,11 @@ from radixkv.cache.arguments import is_number
 from radixkv.cluster.connection import SECONDS_TO_ANSWER, check_secret, connect
 from radixkv.cluster.counters import CounterTotals
 from radixkv.cluster.generations import Generations, MismatchError
+from radixkv.cluster.idle_timeout import idle_timeout
 from radixkv.cluster.load import ReplicaLoad
 from radixkv.cluster.member import Member
 from radixkv.cluster.questions import OpenQuestions, ask_description
 from radixkv.cluster.records import Kind, RecordReader, decode_load, tell_router
-from radixkv.cluster.silence import until_silent
 from radixkv.cluster.streams import ReplicaStreams
 from radixkv.cluster.tenant_shares import TenantShares
 from radixkv.cluster.wire import INSTANCE_HEADER, private_headers
@@ -301,13 +301,13 @@ class ReplicaSet:
             if member.client is not client:
                 await self._tenants.send(member, client)
             async with (
-                until_silent(_SECONDS_OF_SILENCE) as hear,
+                idle_timeout(_SECONDS_OF_SILENCE) as restart_timeout,
                 client.stream("GET", "/events", headers=self._headers) as response,
             ):
                 response.raise_for_status()
                 reader = RecordReader()
                 async for data in response.aiter_bytes():
-                    hear()
+                    restart_timeout()
                     for kind, payload in reader.read(data):
                         self._note(member, client, kind, payload)
             if member.client is not client:

@@ -73,7 +73,7 @@ async def test_whatever_comes_from_a_replica_breaks_its_silence(monkeypatch: pyt
     async def noted(seconds: float) -> AsyncIterator[Callable[[], None]]:
         yield lambda: heard.append(seconds)
 
-    monkeypatch.setattr("radixkv.cluster.replica_set.until_silent", noted)
+    monkeypatch.setattr("radixkv.cluster.replica_set.idle_timeout", noted)
     cluster = Cluster()
     cluster.events["http://a"] = [UP, encode_load(LOAD), encode_load(LOAD)]
     replicas = await cluster.up("a")

@@ -12,7 +12,7 @@ from support.replica_servers import SECRET, local_replicas, tiny_llm
 from support.stalled_loop import stalling
 
 from radixkv.cluster import ReplicaSet
-from radixkv.cluster.silence import until_silent
+from radixkv.cluster.idle_timeout import idle_timeout
 
 
 async def turn() -> None:
@@ -21,22 +21,22 @@ async def turn() -> None:
         await asyncio.sleep(0)
 
 
-async def test_silence_is_what_the_loop_could_have_heard() -> None:
+async def test_time_in_which_the_loop_stands_still_counts_as_one_tick() -> None:
     stall = stalling(asyncio.get_running_loop())
-    num_looks = 0
+    num_ticks = 0
     with pytest.raises(TimeoutError):
-        async with until_silent(1000.0) as hear:
+        async with idle_timeout(1000.0) as restart:
             stall(5000.0)
             await turn()
             for _ in range(8):
                 stall(100.0)
                 await turn()
-            hear()
+            restart()
             while True:
-                num_looks += 1
+                num_ticks += 1
                 stall(100.0)
                 await turn()
-    assert num_looks == 10
+    assert num_ticks == 10
 
 
 def test_a_replica_is_not_down_because_the_ingress_stood_still(
