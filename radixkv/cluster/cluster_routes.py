@@ -9,7 +9,7 @@ from pydantic import BaseModel
 
 from radixkv.cluster.cluster_llm import ClusterLLM
 from radixkv.cluster.load import ReplicaLoad
-from radixkv.cluster.questions import all_answers, failure
+from radixkv.cluster.replica_calls import all_answers, failure
 from radixkv.observe.inspect.replica_snapshots import join_snapshots
 from radixkv.server.access.authentication import CurrentTenant, administrator
 from radixkv.server.errors import ApiError

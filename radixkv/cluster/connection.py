@@ -19,7 +19,7 @@ from httpx_aiohttp.transport import AiohttpResponseStream
 from radixkv.server.transport.listener import notice_loss
 
 _EXPECTED_URL = "expected http://host:port or unix:///path"
-# For most questions. A replica may have to read its model's files, or to wait for the end of a step.
+# For most calls. A replica may have to read its model's files, or to wait for the end of a step.
 SECONDS_TO_ANSWER = 120.0
 _SECONDS_TO_CONNECT = 5.0
 # Shorter than the replica's server keeps an idle connection, so that no request is sent on one that is being closed.

@@ -9,7 +9,7 @@ from http import HTTPStatus
 from urllib.parse import quote
 
 from radixkv.cache import PinQuotaExceeded
-from radixkv.cluster.questions import all_answers
+from radixkv.cluster.replica_calls import all_answers
 from radixkv.cluster.replica_set import ReplicaSet
 from radixkv.cluster.wire import encode_pin, refusal_of
 from radixkv.errors import ReplicasLostError

@@ -23,8 +23,8 @@ from radixkv.cluster.generations import Generations, MismatchError
 from radixkv.cluster.idle_timeout import idle_timeout
 from radixkv.cluster.load import ReplicaLoad
 from radixkv.cluster.member import Member
-from radixkv.cluster.questions import OpenQuestions, ask_description
 from radixkv.cluster.records import Kind, RecordReader, decode_load, tell_router
+from radixkv.cluster.replica_calls import PendingCalls, fetch_description
 from radixkv.cluster.streams import ReplicaStreams
 from radixkv.cluster.tenant_shares import TenantShares
 from radixkv.cluster.wire import INSTANCE_HEADER, private_headers
@@ -38,7 +38,7 @@ _SECONDS_OF_SILENCE = 10.0
 _SECONDS_BETWEEN_ATTEMPTS = 0.5
 # How long streams stay on a replica that is drained: others that are drained together with it have said so by then.
 _SECONDS_TO_STAY = 1.0
-# Between two looks at a removed replica, and how many find no stream and no question there before it is left: by then it has
+# Between two looks at a removed replica, and how many find no stream and no call there before it is left: by then it has
 # reported, as it does every fifth of a second, what it counted for the last one.
 _SECONDS_BETWEEN_LOOKS, _LOOKS_TO_REPORT = 0.05, 8
 
@@ -81,7 +81,7 @@ class ReplicaSet:
         self._connect = connect
         self._members: dict[str, Member] = {}
         self._leaving: dict[Member, asyncio.Task[None]] = {}  # what finishes the removal of each
-        self._questions = OpenQuestions(self._headers)
+        self._calls = PendingCalls(self._headers)
         self._clients: dict[str, httpx.AsyncClient] = {}
         self._streams: ReplicaStreams | None = None
         self._tenants = TenantShares(self._headers)
@@ -153,7 +153,7 @@ class ReplicaSet:
         while member in self._leaving and client is not None and num_without < _LOOKS_TO_REPORT:
             self.streams.move(client)
             await asyncio.sleep(_SECONDS_BETWEEN_LOOKS)
-            is_busy = self.streams.num_on(client) or client in self._questions
+            is_busy = self.streams.num_on(client) or client in self._calls
             num_without = 0 if is_busy else num_without + 1
         member.client = None  # so that nobody asks it while its connections are closed
         await self._stop_following(member)
@@ -220,7 +220,7 @@ class ReplicaSet:
             path: of `replica_app`.
             content: the body.
         """
-        return await self._questions.ask(self._clients.get(name), method, path, content)
+        return await self._calls.begin(self._clients.get(name), method, path, content)
 
     async def ask_all(
         self, method: str, path: str, content: bytes = b"", *, leaving: bool = False
@@ -240,7 +240,7 @@ class ReplicaSet:
         clients = {name: self._clients.get(name) for name in self.names}
         if leaving:
             clients |= {f"{each.name} at {each.url}": each.client for each in self._leaving if each.client is not None}
-        asking = [self._questions.ask(client, method, path, content) for client in clients.values()]
+        asking = [self._calls.begin(client, method, path, content) for client in clients.values()]
         return dict(zip(clients, await asyncio.gather(*asking), strict=True))
 
     # -- following one replica -----------------------------------------------------------------------------------
@@ -288,7 +288,7 @@ class ReplicaSet:
         try:
             # A replica that is up has made its own description already.
             timeout = _SECONDS_OF_SILENCE if member.client is client else SECONDS_TO_ANSWER
-            description = await ask_description(member, client, self._headers, timeout)
+            description = await fetch_description(member, client, self._headers, timeout)
             self.generations.check(member, description)
             old = member.description
             if old is not None and old.instance != description.instance:  # it was restarted meanwhile

@@ -1,4 +1,4 @@
-"""Asks replicas, and judges their answers where all were asked the same; see `ReplicaSet.ask_all`."""
+"""Calls of the replicas' private interface that are no requests for answers, and checks of the responses."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from radixkv.cluster.description import ReplicaDescription
 from radixkv.errors import ReplicasLostError
 
 
-class OpenQuestions:
-    """What replicas are asked and have not answered yet: until then, a removed one is not left.
+class PendingCalls:
+    """The calls that have no response yet: until they have, connections to a removed replica stay open.
 
     Args:
         headers: with the replicas' secret.
@@ -21,22 +21,22 @@ class OpenQuestions:
 
     def __init__(self, headers: Mapping[str, str]) -> None:
         self._headers = headers
-        self._asking: dict[asyncio.Task[httpx.Response | None], httpx.AsyncClient | None] = {}
+        self._clients: dict[asyncio.Task[httpx.Response | None], httpx.AsyncClient | None] = {}
 
-    def ask(
+    def begin(
         self, client: httpx.AsyncClient | None, method: str, path: str, content: bytes
     ) -> asyncio.Task[httpx.Response | None]:
-        """Begin to ask a replica; the result is None if it is down, and so has no client, or does not answer."""
-        task = asyncio.ensure_future(self._answer(client, method, path, content))
-        self._asking[task] = client
-        task.add_done_callback(self._asking.pop)
+        """Begin a call; the result is None if the replica is down, and so has no client, or does not answer."""
+        task = asyncio.ensure_future(self._call(client, method, path, content))
+        self._clients[task] = client
+        task.add_done_callback(self._clients.pop)
         return task
 
     def __contains__(self, client: httpx.AsyncClient) -> bool:
-        """Whether a replica is being asked."""
-        return client in self._asking.values()
+        """Whether a call of a replica is pending."""
+        return client in self._clients.values()
 
-    async def _answer(
+    async def _call(
         self, client: httpx.AsyncClient | None, method: str, path: str, content: bytes
     ) -> httpx.Response | None:
         if client is None:
@@ -47,7 +47,7 @@ class OpenQuestions:
             return None
 
 
-async def ask_description(
+async def fetch_description(
     replica: object, client: httpx.AsyncClient, headers: Mapping[str, str], timeout: float
 ) -> ReplicaDescription:
     """What a replica says of itself within so many seconds.
@@ -84,5 +84,5 @@ def all_answers(answers: Mapping[str, httpx.Response | None]) -> dict[str, httpx
 
 
 def failure(answer: httpx.Response | None) -> str:
-    """Why a replica did not do what it was asked for."""
+    """Why a call failed."""
     return "it does not answer" if answer is None else f"{answer.status_code} {answer.text:.300}"
