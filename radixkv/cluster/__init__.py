@@ -4,7 +4,7 @@
 
     in each replica:
       replica_routes.py     its private interface; wire.py: what is exchanged; describe.py, description.py: what it runs
-      announcements.py      what ingresses hear: feed.py, announced_requests.py, load.py, counters.py; records.py: as bytes
+      announcements.py      what ingresses get: feed.py, announced_requests.py, load.py, counters.py; records.py: as bytes
     in each ingress:
       ingress.py            the public server over replicas; cluster_routes.py, replica_metrics.py
       cluster_llm.py        all replicas as one model; replica_text.py: how it reads and writes text

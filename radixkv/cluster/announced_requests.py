@@ -1,7 +1,4 @@
-"""Announces requests that have come to a replica, from their arrival to their end, to the readers of its events.
-
-Each reader hears of the requests that others have sent; its own it knows.
-"""
+"""Announces a replica's requests, from arrival to end, to those readers of its events that did not send them."""
 
 from __future__ import annotations
 
@@ -17,7 +14,7 @@ from radixkv.sampling_params import BeamSearchParams, SamplingParams
 
 
 class AnnouncedRequests:
-    """The unfinished requests of a replica, and the readers that hear of them. It belongs to one event loop."""
+    """The unfinished requests of a replica, and the readers to which they are announced. It belongs to one event loop."""
 
     def __init__(self) -> None:
         self._readers: dict[BlockFeed, int] = {}  # each with the number by which it sends requests
@@ -34,7 +31,7 @@ class AnnouncedRequests:
         for feed, reader in self._readers.items():
             if reader != sender:
                 feed.append(request.records(feed.block_size))
-                request.told.add(feed)
+                request.announced_to.add(feed)
         self._requests[request.number] = request
         return request
 
@@ -56,14 +53,14 @@ class AnnouncedRequests:
                 record = request.records(feed.block_size)
             except InvalidArgumentError:
                 continue  # the engine is about to refuse it
-            request.told.add(feed)
+            request.announced_to.add(feed)
             yield record
 
     def leave(self, feed: BlockFeed) -> None:
         """Announce nothing more to a reader; one that has not joined is ignored."""
         self._readers.pop(feed, None)
         for request in self._requests.values():
-            request.told.discard(feed)
+            request.announced_to.discard(feed)
 
 
 class PendingRequest:
@@ -72,7 +69,7 @@ class PendingRequest:
     Attributes:
         number: its name in records.
         sender: the number of the ingress that has sent it.
-        told: the readers that have heard of it, and wait for its end.
+        announced_to: the readers that got the record of its arrival, and get that of its end.
     """
 
     def __init__(
@@ -85,7 +82,7 @@ class PendingRequest:
     ) -> None:
         self.number = number
         self.sender = sender
-        self.told: set[BlockFeed] = set()
+        self.announced_to: set[BlockFeed] = set()
         self._requests = requests
         self._prompt = prompt
         self._params = params
@@ -96,13 +93,13 @@ class PendingRequest:
         """Its prompt is computed; later calls do nothing."""
         if not self._prefilled:
             self._prefilled = True
-            self._tell(Kind.PREFILLED)
+            self._announce(Kind.PREFILLED)
 
     def end(self) -> None:
         """It has ended; later calls do nothing."""
         self._requests.pop(self.number, None)
-        self._tell(Kind.ENDED)
-        self.told.clear()
+        self._announce(Kind.ENDED)
+        self.announced_to.clear()
 
     def records(self, block_size: int) -> bytes:
         """The records of its arrival, made when it is first asked for, and of its prompt's computation, where that is done.
@@ -119,6 +116,6 @@ class PendingRequest:
             self._taken = encode_taken(TakenRequest(self.number, prompt.num_tokens, hashes))
         return self._taken + (encode_number(Kind.PREFILLED, self.number) if self._prefilled else b"")
 
-    def _tell(self, kind: Kind) -> None:
-        for feed in self.told:
+    def _announce(self, kind: Kind) -> None:
+        for feed in self.announced_to:
             feed.append(encode_number(kind, self.number))

@@ -23,7 +23,7 @@ from radixkv.threads import call_in_loop
 
 # Between two looks at the replica's load, which changes with every step.
 _SECONDS_BETWEEN_LOADS = 0.2
-# Even if nothing changes, a load is sent this often: a reader that hears nothing for longer knows that the replica is gone.
+# Even if nothing changes, a load is sent this often: a reader that receives nothing for longer takes the replica to be gone.
 _LOADS_PER_HEARTBEAT = 5
 
 
@@ -40,11 +40,11 @@ class Announcements:
     def __init__(self, llm: AsyncLLM) -> None:
         self._llm = llm
         self._wakers: set[asyncio.Event] = set()
-        self._farewells: set[asyncio.Task[None]] = set()
+        self._removals: set[asyncio.Task[None]] = set()
         self.requests = AnnouncedRequests()
 
     def announce(self) -> None:
-        """Let every reader know at once what has changed."""
+        """Send every reader at once what has changed."""
         for waker in self._wakers:
             waker.set()
 
@@ -89,12 +89,12 @@ class Announcements:
             for each in begun:
                 self.requests.leave(each)
             # A task of its own: this one may be cancelled.
-            farewell = asyncio.ensure_future(self._forget(begun))
-            self._farewells.add(farewell)
-            farewell.add_done_callback(self._farewells.discard)
+            removal = asyncio.ensure_future(self._forget(begun))
+            self._removals.add(removal)
+            removal.add_done_callback(self._removals.discard)
 
     async def _changes(self, feed: BlockFeed, awake: asyncio.Event) -> AsyncGenerator[bytes, None]:
-        """The loads, and what has come and gone, until there is nothing more to tell; the feed sets ``awake``."""
+        """The loads, and what has come and gone, until nothing more will follow; the feed sets ``awake``."""
         llm, loop = self._llm, asyncio.get_running_loop()
         sent: ReplicaLoad | None = None
         silent, next_look = 0, loop.time()

@@ -151,7 +151,7 @@ class Losses:
         """Replicas that lost it, likewise."""
         return {name for name, client in self._tried.items() if clients.get(name) is client}
 
-    def strangers_among(self, generations: Mapping[str, str]) -> set[str]:
+    def of_other_generations(self, generations: Mapping[str, str]) -> set[str]:
         """Replicas of other generations, by their names, which would not go on with its tokens as they were begun."""
         if not self.has_tokens:
             return set()

@@ -23,8 +23,8 @@ class Member:
         client: with which it is up; None: it is down.
         load: its latest report; None: it is down, or did not report yet.
         sent_shares: what each tenant may have, as it last confirmed it; None: it confirmed nothing yet.
-        telling: the task that tells it the newest shares; None: there was none yet.
-        is_behind: whether it did not confirm the newest shares when it was told.
+        sending: the task that sends it the newest shares; None: there was none yet.
+        is_behind: whether it has not confirmed the newest shares, which was logged.
         leaving: it was removed, and is followed until its streams have ended and it has reported what it counted.
         task: the one that follows it.
     """
@@ -36,7 +36,7 @@ class Member:
     client: httpx.AsyncClient | None = None
     load: ReplicaLoad | None = None
     sent_shares: Mapping[str, TenantShare] | None = None
-    telling: asyncio.Task[None] | None = None
+    sending: asyncio.Task[None] | None = None
     is_behind: bool = False
     leaving: bool = False
     task: asyncio.Task[None] | None = None

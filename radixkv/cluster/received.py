@@ -25,7 +25,7 @@ class Received:
         by_index = {output.index: output for output in resumed}
         samples = (by_index.get(index) or CompletionOutput(index, "", [], 0.0) for index in range(count))
         self._outputs = [replace(_unaborted(output), token_ids=list(output.token_ids)) for output in samples]
-        self._told_ends: set[int] = set()  # samples
+        self._ended: set[int] = set()  # samples whose end the reader has got
         self._num_cached_tokens: int | None = None
         self._prompt_logprobs: Any = None
         self._max_tokens = max_tokens
@@ -44,7 +44,7 @@ class Received:
     def add(self, delta: RequestOutput) -> RequestOutput:
         """Note what is new; returns it as the reader gets it, to whom a sample that draining cut short has not ended.
 
-        The end of a sample, which each later replica tells again, is told once.
+        The end of a sample, which each later replica reports again, is returned once.
 
         Raises:
             ValueError: it continues a sample that has ended, or exceeds ``max_tokens``; nothing is noted then.
@@ -55,10 +55,10 @@ class Received:
         for part in delta.outputs:
             part = _unaborted(part)
             whole = self._outputs[part.index]
-            if part.index in self._told_ends:
+            if part.index in self._ended:
                 continue
             if part.finish_reason is not None:
-                self._told_ends.add(part.index)
+                self._ended.add(part.index)
             whole.token_ids += part.token_ids
             whole.cumulative_logprob = part.cumulative_logprob
             whole.finish_reason, whole.stop_reason = part.finish_reason, part.stop_reason

@@ -200,8 +200,8 @@ class RecordReader:
         self._rest = data[offset:]
 
 
-def tell_router(router: Router, replica: str, kind: Kind, payload: bytes) -> None:
-    """Have a router note what a replica has reported in a record that is no LOAD.
+def update_router(router: Router, replica: str, kind: Kind, payload: bytes) -> None:
+    """Update a router by a record of a replica that is no LOAD.
 
     Raises:
         ValueError: it is malformed.

@@ -23,7 +23,7 @@ from radixkv.cluster.generations import Generations, MismatchError
 from radixkv.cluster.idle_timeout import idle_timeout
 from radixkv.cluster.load import ReplicaLoad
 from radixkv.cluster.member import Member
-from radixkv.cluster.records import Kind, RecordReader, decode_load, tell_router
+from radixkv.cluster.records import Kind, RecordReader, decode_load, update_router
 from radixkv.cluster.replica_calls import PendingCalls, fetch_description
 from radixkv.cluster.streams import ReplicaStreams
 from radixkv.cluster.tenant_shares import TenantShares
@@ -173,7 +173,7 @@ class ReplicaSet:
         self._members.clear()
 
     async def _stop_following(self, member: Member) -> None:
-        tasks = [task for task in (member.task, member.telling) if task is not None]
+        tasks = [task for task in (member.task, member.sending) if task is not None]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -195,7 +195,7 @@ class ReplicaSet:
 
     @property
     def router(self) -> Router | None:
-        """Knows what each replica holds; None: there was no replica yet."""
+        """Has what each replica holds; None: there was no replica yet."""
         return None if self._streams is None else self._streams.router
 
     @property
@@ -357,9 +357,9 @@ class ReplicaSet:
             return
         if member.client is None:
             if kind is not Kind.HELD:
-                raise ConnectionError(f"{member}: expected to be told first what it holds, got {kind.name}")
+                raise ConnectionError(f"{member}: expected HELD as its first record, got {kind.name}")
             self._put_up(member, client)
-        tell_router(self.streams.router, member.name, kind, payload)
+        update_router(self.streams.router, member.name, kind, payload)
 
     def _note_load(self, member: Member, client: httpx.AsyncClient, load: ReplicaLoad) -> None:
         assert member.description is not None
@@ -374,7 +374,7 @@ class ReplicaSet:
         if not member.joined.done():
             member.joined.set_result(None)
         self.streams.replica_is_up()
-        self._tenants.tell(member)  # shares that it did not confirm, or that changed while it joined
+        self._tenants.start_sending(member)  # shares that it did not confirm, or that changed while it joined
 
     async def _mark_down(self, member: Member) -> None:
         """A replica is gone: its streams go on elsewhere."""

@@ -14,11 +14,11 @@ from radixkv.sampling_params import BeamSearchParams, SamplingParams
 
 @dataclass(eq=False)
 class SentRequest:
-    """A request as the next attempt sends it, and who is told how it fares.
+    """A request as the next attempt sends it, and where its progress is noted.
 
     Attributes:
         times: when it was scheduled, and had its first token; of all attempts, the first counts.
-        on_accepted: called when a replica takes it; None: one has, or nobody wants to know.
+        on_accepted: called when a replica takes it; None: one has, or this is not needed.
     """
 
     request_id: str

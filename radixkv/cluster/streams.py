@@ -79,11 +79,11 @@ class ReplicaStreams:
     """Has replicas answer requests, and moves the requests of a replica that is lost.
 
     Args:
-        router: knows the replicas by the same names as ``clients``.
+        router: has the replicas under the same names as ``clients``.
         clients: of each replica's `replica_app`, by name, with the replica's address as its base. The mapping may change at
             any time: a restarted replica gets a new client.
         secret: the replicas'.
-        sender: the number by which replicas tell its requests from those of other ingresses. By default they do not.
+        sender: the number by which replicas distinguish its requests from those of other ingresses. By default they do not.
         generations: the generation of each replica, by its name; like ``clients``, it may change. By default there is one.
         rooms: the most tokens of a sequence that each replica has room for, by its name, likewise. By default any number.
         vocab_size: of all replicas: answers have only token ids below it. By default any.
@@ -348,12 +348,11 @@ class ReplicaStreams:
         while True:
             refused = losses.refused_by(self._clients)
             lost = losses.lost_by(self._clients)
-            strangers = losses.strangers_among(self._generations)
-            placement = choose(excluded=refused | lost | strangers)
+            placement = choose(excluded=refused | lost | losses.of_other_generations(self._generations))
             if placement is None and lost - refused:
                 # A replica that lost it is better than none, but not at once: in a moment it may be known to have ended.
                 await asyncio.sleep(_SECONDS_BETWEEN_ATTEMPTS)
-                excluded = losses.refused_by(self._clients) | losses.strangers_among(self._generations)
+                excluded = losses.refused_by(self._clients) | losses.of_other_generations(self._generations)
                 placement = choose(excluded=excluded)
             if placement is not None:
                 return placement, self._clients[placement.replica]

@@ -17,7 +17,7 @@ _log = logging.getLogger(__name__)
 
 
 class TenantShares:
-    """Tells replicas what each tenant may have.
+    """What each tenant may have, as it was set last, and the tasks that send it to replicas.
 
     Args:
         headers: with the replicas' secret.
@@ -30,24 +30,24 @@ class TenantShares:
     async def set(self, shares: Mapping[str, TenantShare], members: Iterable[Member]) -> None:
         """Set what each tenant may have from now on; these members have confirmed it at the end, or a warning names them."""
         self._newest = shares
-        tasks = [task for member in members if (task := self.tell(member)) is not None]
+        tasks = [task for member in members if (task := self.start_sending(member)) is not None]
         if tasks:
             await asyncio.wait(tasks)
 
-    def tell(self, member: Member) -> asyncio.Task[None] | None:
-        """Tell a replica that is up, unless it knows; only one task at a time tells it, so that no message overtakes another.
+    def start_sending(self, member: Member) -> asyncio.Task[None] | None:
+        """Send the newest to a replica that is up, unless it has confirmed it: in one task, so that none overtakes another.
 
         Returns:
-            The task that tells it; None: it knows.
+            The task; None: it has confirmed the newest.
         """
         if member.sent_shares is self._newest:
             return None
-        if member.telling is None or member.telling.done():
+        if member.sending is None or member.sending.done():
             assert member.client is not None
-            member.telling = asyncio.ensure_future(self._tell(member, member.client))
-        return member.telling
+            member.sending = asyncio.ensure_future(self._send_newest(member, member.client))
+        return member.sending
 
-    async def _tell(self, member: Member, client: httpx.AsyncClient) -> None:
+    async def _send_newest(self, member: Member, client: httpx.AsyncClient) -> None:
         try:
             while member.sent_shares is not self._newest:
                 await self.send(member, client)
@@ -57,7 +57,7 @@ class TenantShares:
                 _log.warning("sending tenants' shares to replica %r failed, and is tried again: %r", member.name, error)
 
     async def send(self, member: Member, client: httpx.AsyncClient) -> None:
-        """Send the newest to a replica, unless it knows; it need not be up with this client.
+        """Send the newest to a replica, unless it has confirmed it; it need not be up with this client.
 
         Raises:
             httpx.HTTPError: it does not confirm it.
@@ -72,7 +72,7 @@ class TenantShares:
         member.sent_shares, member.is_behind = shares, False
 
     def forget(self, member: Member) -> None:
-        """The process that confirmed them is gone: the next one knows nothing."""
-        if member.telling is not None:
-            member.telling.cancel()
+        """The process that confirmed them is gone: the next one has confirmed nothing."""
+        if member.sending is not None:
+            member.sending.cancel()
         member.sent_shares, member.is_behind = None, False

@@ -35,7 +35,7 @@ async def unreachable(request: httpx.Request) -> httpx.Response:
     [
         (unavailable, "503 Service Unavailable"),
         (answering(), "expected events, and they ended"),
-        (answering(encode_record(Kind.CLEARED)), "expected to be told first what it holds, got CLEARED"),
+        (answering(encode_record(Kind.CLEARED)), "expected HELD as its first record, got CLEARED"),
     ],
     ids=["an error", "none", "others first"],
 )

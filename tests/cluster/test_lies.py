@@ -250,7 +250,7 @@ async def test_a_server_that_is_not_a_replica_leaves_the_set_as_it_was() -> None
         (
             {**true, "identity": {**true["identity"], "model": "another"}},
             encode_record(Kind.CLEARED),
-            "expected to be told first",
+            "expected HELD as its first record",
         ),
     ]
     answers = {str(number): (described, events) for number, (described, events, _) in enumerate(lies)}
