@@ -98,9 +98,9 @@ def test_weights_of_the_hub_stay_in_their_files(tmp_path: Path, monkeypatch: pyt
     build_supported("llama").save_pretrained(cached_snapshot(tmp_path / "hub", "some/model", monkeypatch))
     given: list[Path] = []
 
-    def read(folder: Path, dtype: torch.dtype, device: torch.device, may_defer: bool) -> object:
+    def read(folder: Path, name: str, dtype: torch.dtype, device: torch.device, may_defer: bool) -> object:
         given.append(folder)
-        found = read_checkpoint(folder, dtype, device, may_defer)
+        found = read_checkpoint(folder, name, dtype, device, may_defer)
         assert found[1] is not None
         return found
 

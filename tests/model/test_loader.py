@@ -115,13 +115,13 @@ def test_code_that_comes_with_a_model_is_never_run(tmp_path: Path, monkeypatch: 
     assert answers.tell() == 0
 
 
-def test_a_folder_of_a_model_that_generates_no_text_is_refused(tmp_path: Path) -> None:
-    """The error named a class of transformers, and asked for the folder of a transformers model."""
-    transformers.AutoConfig.for_model("clip").save_pretrained(tmp_path)
+def test_a_model_that_generates_no_text_is_refused_by_the_name_that_was_given(checkpoint_given: Checkpoint) -> None:
+    """The error named a class of transformers, or the folder that a model of the hub was fetched to."""
+    transformers.AutoConfig.for_model("clip").save_pretrained(checkpoint_given.folder)
     with pytest.raises(
-        UnsupportedModelError, match=rf"^{tmp_path}: expected a model that generates text .*, got 'clip'$"
+        UnsupportedModelError, match=rf"^{checkpoint_given.model}: expected a model that generates text .*, got 'clip'$"
     ):
-        load_model(tmp_path)
+        load_model(checkpoint_given.model)
 
 
 _SIZES = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4, "head_dim": 8}

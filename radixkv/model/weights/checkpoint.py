@@ -39,7 +39,7 @@ _FAILED_CHECK = re.compile(r"\[enforce fail at [^]]*\] .*?\. ")
 
 
 def read_checkpoint(
-    folder: Path, dtype: torch.dtype, device: torch.device, may_defer: bool
+    folder: Path, name: str, dtype: torch.dtype, device: torch.device, may_defer: bool
 ) -> tuple[transformers.PreTrainedModel, DeferredWeights | None]:
     """Build a model and read its weights, unless they may stay in their files until they are packed.
 
@@ -49,6 +49,7 @@ def read_checkpoint(
 
     Args:
         folder: of the model.
+        name: that the user gave, for errors about the model rather than its files.
         dtype: of the model.
         device: of the model.
         may_defer: whether weights may stay in files; only on a CPU.
@@ -65,6 +66,7 @@ def read_checkpoint(
     """
     with _config_errors(folder):
         config = transformers.AutoConfig.from_pretrained(folder, trust_remote_code=False)
+    config.name_or_path = name
     quantisation = quantisation_of(config, folder)
     with _damage_errors(folder):
         paths = safetensors_of(folder)  # first: transformers' error for a damaged index names no file

@@ -31,7 +31,7 @@ def test_a_model_from_files_is_what_transformers_makes_of_them(name: str, dtype:
             tensor.copy_(torch.rand(tensor.shape, generator=torch.Generator().manual_seed(0)) / 2 + 0.25)
     original.save_pretrained(tmp_path)
     expected = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, dtype=dtype)
-    model, deferred = read_checkpoint(tmp_path, dtype, torch.device("cpu"), True)
+    model, deferred = read_checkpoint(tmp_path, "a model", dtype, torch.device("cpu"), True)
     if deferred is not None:
         deferred.fill(model)
     assert model.dtype == model.config.dtype == dtype
@@ -87,7 +87,7 @@ def test_a_head_of_its_own_is_not_tied_by_a_configuration_that_says_so(tmp_path:
     head = torch.rand(tensors["model.embed_tokens.weight"].shape)
     for given in (tensors["model.embed_tokens.weight"].clone(), head):
         save_file(tensors | {"lm_head.weight": given}, path, {"format": "pt"})
-        model, deferred = read_checkpoint(tmp_path, torch.float32, torch.device("cpu"), True)
+        model, deferred = read_checkpoint(tmp_path, "a model", torch.float32, torch.device("cpu"), True)
         assert (deferred is None) == (given is head)
     assert torch.equal(model.lm_head.weight, head)
     assert torch.equal(model.model.embed_tokens.weight, tensors["model.embed_tokens.weight"])
@@ -133,7 +133,7 @@ def test_of_several_checkpoints_in_a_folder_the_one_that_transformers_loads_is_r
         save_file(other.state_dict(), tmp_path / "model-00001-of-00001.safetensors", {"format": "pt"})
         weight_map = dict.fromkeys(other.state_dict(), "model-00001-of-00001.safetensors")
         (tmp_path / beside).write_text(json.dumps({"weight_map": weight_map}))
-    model, deferred = read_checkpoint(tmp_path, torch.float32, torch.device("cpu"), True)
+    model, deferred = read_checkpoint(tmp_path, "a model", torch.float32, torch.device("cpu"), True)
     if deferred is not None:
         deferred.fill(model)
     assert torch.equal(model.lm_head.weight, wanted.lm_head.weight)
