@@ -133,7 +133,10 @@ class Admission:
             if tenant in computing:
                 continue
             for group in self._waiting.groups(tenant):
-                if not usage.has_claim(group) or self._waits_for_running(group):
+                if not usage.has_claim(group):
+                    break
+                if self._waits_for_running(group):
+                    self._note_waits_for_running(group)
                     break
                 may_fit = self._may_fit_now(group)
                 more = self._victims_for(group, usage, may_fit)
@@ -264,6 +267,14 @@ class Admission:
         if self._loads is not None and self._loads.is_loading(group) and self._waits_for_load(group):
             return False
         return self._in_flight_prefixes.should_wait(group)
+
+    def _note_waits_for_running(self, group: SequenceGroup) -> None:
+        """A group waits for a prefix in flight: its tenant is not in turn meanwhile, if it is known that all others wait."""
+        prefix, tenant = self._in_flight_prefixes.awaited_by(group), group.request.tenant
+        if prefix is None or prefix.owner not in self._running or group is not self._waiting.first(tenant):
+            return  # an owner that is about to start may not fit
+        if self._shares.waits_for(tenant) is WaitsFor.LOAD or self._waiting.num_seqs[tenant] == group.num_seqs:
+            self._tenant_waits.add(tenant, [group], group)
 
     def _waits_for_load(self, group: SequenceGroup, others_give_way: bool = False) -> bool:
         """Whether it waits for a look-up or a load, which this advances."""

@@ -113,6 +113,10 @@ class FairShares:
         """So many sequences of the tenant wait from now on, perhaps others than before; with 0, it is no longer in turn."""
         self._place(tenant, num_seqs, WaitsFor.TURN)
 
+    def waits_for(self, tenant: str) -> WaitsFor:
+        """What a tenant waits for of which sequences wait."""
+        return self._turns[tenant][1]
+
     def set_waits_for(self, tenant: str, waits_for: WaitsFor) -> None:
         """What the tenant waits for, if any of its sequences wait, until this is said anew, or other sequences wait."""
         if tenant in self._turns:

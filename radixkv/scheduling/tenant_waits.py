@@ -38,6 +38,7 @@ class TenantWaits:
         """All candidates of a tenant wait for prefixes, each of which is in flight, or looked for, or loaded.
 
         Args:
+            candidates: those whose waits were not noted before.
             first: of its queue; one of the candidates.
         """
         for group in candidates:

@@ -48,8 +48,8 @@ def waiting_for_look_ups(num_tenants: int, beside_a_prompt: bool = False) -> Dri
     return driver
 
 
-def waiting_for_a_prompt_in_progress(num_tenants: int) -> SchedulerDriver:
-    driver = SchedulerDriver(budget=64)
+def waiting_for_a_prompt_in_progress(num_tenants: int, max_num_seqs: int = 8) -> SchedulerDriver:
+    driver = SchedulerDriver(budget=64, max_num_seqs=max_num_seqs)
     long = prompt(900)
     driver.add(long, tenant="runs")
     driver.step()
@@ -69,6 +69,17 @@ def waiting_for_look_ups_beside_a_prompt(num_tenants: int) -> Driver:
     return waiting_for_look_ups(num_tenants, beside_a_prompt=True)
 
 
+def waiting_for_look_ups_before_a_prompt(num_tenants: int) -> Driver:
+    driver = waiting_for_look_ups(num_tenants)
+    driver.step()
+    begin_to_compute_a_part(driver)
+    return driver
+
+
+def waiting_for_a_prompt_in_progress_with_no_slot_free(num_tenants: int) -> SchedulerDriver:
+    return waiting_for_a_prompt_in_progress(num_tenants, max_num_seqs=1)
+
+
 @pytest.mark.parametrize(
     "wait",
     [
@@ -77,6 +88,8 @@ def waiting_for_look_ups_beside_a_prompt(num_tenants: int) -> Driver:
         waiting_for_a_prompt_in_progress,
         waiting_for_one_load_beside_a_prompt,
         waiting_for_look_ups_beside_a_prompt,
+        waiting_for_look_ups_before_a_prompt,
+        waiting_for_a_prompt_in_progress_with_no_slot_free,
     ],
 )
 def test_a_step_takes_as_long_however_many_tenants_wait_for_prefixes(
