@@ -25,13 +25,13 @@ class EvictionOrder:
 
     def __init__(self, digests: Iterable[bytes] = ()) -> None:
         self._clock = count()
-        # Of missing blocks, too, while others are behind them: it counts for those before them.
+        # Of missing blocks, too, while they have children: it counts for those before them.
         self._last_use = dict(zip(digests, self._clock, strict=False))
         self._present = set(self._last_use)
         self._parents: dict[bytes, bytes] = {}  # as far as they are known; also of missing blocks
-        # How many blocks are directly behind one, and how often it is held; only where there are any.
-        self._num_behind: dict[bytes, int] = {}
-        self._leaves = LazyHeap[bytes]()  # blocks that are there, with nothing behind them, by last use
+        # How many children a block has, the blocks directly behind it, each `hold` of it counting as one; only where not 0.
+        self._num_children: dict[bytes, int] = {}
+        self._leaves = LazyHeap[bytes]()  # blocks that are there and have no children, by last use
         for digest, used in self._last_use.items():
             self._leaves.push(digest, used)
 
@@ -54,21 +54,21 @@ class EvictionOrder:
     def remove(self, digest: bytes) -> None:
         """A block is not there any more."""
         self._present.remove(digest)
-        if digest not in self._num_behind:
+        if digest not in self._num_children:
             self._leaves.remove(digest)
-            self._let_go(self._parents.pop(digest, None), self._last_use.pop(digest))
+            self._remove_child(self._parents.pop(digest, None), self._last_use.pop(digest))
 
     def hold(self, key: BlockKey) -> None:
         """Protect a block, which may still be missing, and all before it until `release`."""
         self._link(key)
-        self._protect(key.digest)
+        self._add_child(key.digest)
 
     def release(self, key: BlockKey) -> None:
         """End what `hold` began."""
-        self._let_go(key.digest, 0)
+        self._remove_child(key.digest, 0)
 
     def _mark(self, digest: bytes) -> None:
-        is_leaf = digest not in self._num_behind
+        is_leaf = digest not in self._num_children
         if is_leaf and digest in self._present:
             self._leaves.remove(digest)
         self._present.add(digest)
@@ -81,22 +81,22 @@ class EvictionOrder:
         while key.parent is not None and key.digest not in self._parents:
             self._parents[key.digest] = key.parent.digest
             key = key.parent
-            self._protect(key.digest)
+            self._add_child(key.digest)
 
-    def _protect(self, digest: bytes) -> None:
-        """One more block is directly behind another."""
-        num_behind = self._num_behind[digest] = self._num_behind.get(digest, 0) + 1
-        if num_behind == 1 and digest in self._present:
+    def _add_child(self, digest: bytes) -> None:
+        """A block has one child more, and so is no leaf."""
+        num_children = self._num_children[digest] = self._num_children.get(digest, 0) + 1
+        if num_children == 1 and digest in self._present:
             self._leaves.remove(digest)
 
-    def _let_go(self, digest: bytes | None, used: int) -> None:
-        """A block less is directly behind another, which was used no earlier; missing ones behind nothing are forgotten."""
+    def _remove_child(self, digest: bytes | None, used: int) -> None:
+        """A block has one child less, which was last used at ``used``; missing blocks without children are forgotten."""
         while digest is not None:
             used = self._last_use[digest] = max(used, self._last_use.get(digest, 0))
-            self._num_behind[digest] -= 1
-            if self._num_behind[digest]:
+            self._num_children[digest] -= 1
+            if self._num_children[digest]:
                 return
-            del self._num_behind[digest]
+            del self._num_children[digest]
             if digest in self._present:
                 self._leaves.push(digest, used)
                 return

@@ -71,7 +71,7 @@ def test_the_leaf_that_was_used_longest_ago_is_first(calls: list[tuple[str, list
         order.release(key)
     while (digest := order.first()) is not None:
         order.remove(digest)
-    assert order._last_use == order._parents == order._num_behind == {}  # nothing of it stays
+    assert order._last_use == order._parents == order._num_children == {}  # nothing of it stays
     assert not order._present
 
 
