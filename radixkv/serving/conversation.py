@@ -17,8 +17,10 @@ from radixkv.tools.pieces import TextPiece
 
 
 @dataclass(frozen=True, slots=True)
-class _Said:
-    """All that was said up to an answer. A turn replaces it as a whole, so that forks, and threads that read, can share it.
+class _Transcript:
+    """The messages up to an answer, and the tokens of the last turn.
+
+    A turn replaces it as a whole, so that forks, and threads that read, can share it.
 
     Attributes:
         prompt_text: the last turn's prompt.
@@ -62,27 +64,27 @@ class Conversation:
         options = ChatOptions(chat_template_kwargs=chat_template_kwargs)
         self._tools, self._options = copy.deepcopy((tools, options))
         self._parallel_tool_calls = parallel_tool_calls
-        self._said = _Said([] if system is None else [{"role": "system", "content": system}])
+        self._transcript = _Transcript([] if system is None else [{"role": "system", "content": system}])
 
     @property
     def history(self) -> list[dict[str, Any]]:
         """A copy of all messages so far: system, user and assistant in turn, and the results of tools."""
-        return copy.deepcopy(list(self._said.messages))
+        return copy.deepcopy(list(self._transcript.messages))
 
     @property
     def answer(self) -> ParsedAnswer | None:
         """The last turn's answer in its parts; None before the first."""
-        return self._said.answer
+        return self._transcript.answer
 
     @property
     def last_output(self) -> RequestOutput | None:
         """The request of the last answer: all of the answer, its times, and how many tokens were reused."""
-        return self._said.output
+        return self._transcript.output
 
     @property
     def last_num_tokens(self) -> int:
         """How many tokens the last answer has; 0 before the first."""
-        return len(self._said.answer_ids)
+        return len(self._transcript.answer_ids)
 
     def fork(self) -> Self:
         """A second conversation that goes on from here; both share what has been computed."""
@@ -153,7 +155,7 @@ class Turn:
     ) -> None:
         self.params = params
         self._conversation = conversation
-        self._before = conversation._said
+        self._before = conversation._transcript
         self._messages = [*self._before.messages, *messages]
         self._options = options
         self._prompt_text = ""
@@ -161,7 +163,7 @@ class Turn:
         self._output: RequestOutput | None = None
 
     def prompt(self, loaded: TextInterface) -> Prompt:
-        """The turn's prompt: the tokens of all that was said, and those of what the chat template adds.
+        """The turn's prompt: the tokens of all turns before, and those of what the chat template adds.
 
         Raises:
             ValueError: there is no chat template, or it refuses the messages.
@@ -203,7 +205,7 @@ class Turn:
         if part.finish_reason == "abort":
             raise RuntimeError("the answer was aborted before its end; its turn does not join the conversation")
         assert part.answer is not None
-        said = _Said(
+        transcript = _Transcript(
             [*self._messages, part.answer.as_message()],
             self._prompt_text,
             self._prompt_ids,
@@ -212,10 +214,10 @@ class Turn:
             self._output,
         )
         self._refuse_if_overtaken()
-        self._conversation._said = said
+        self._conversation._transcript = transcript
 
     def _refuse_if_overtaken(self) -> None:
-        if self._conversation._said is not self._before:
+        if self._conversation._transcript is not self._before:
             raise RuntimeError(
                 "another turn joined the conversation since this one began; fork() it for several at a time"
             )

@@ -68,7 +68,7 @@ class ForcedDrafts(Drafter):
         return Draft([0 if self._random.random() < self._rate else 1 for _ in range(min(DRAFTS, max_tokens))])
 
 
-class UndauntedSpeculator(Speculator):
+class AlwaysAskingSpeculator(Speculator):
     """Asks for drafts in every step, however often they were wrong."""
 
     def learn(self, batch: Batch) -> None:
@@ -92,7 +92,7 @@ def force_drafts(llm: LLM, rate: float | None) -> None:
         return
     # By this clock all steps take equally long, so that every draft seems worth its row.
     ticks = itertools.count()
-    engine._speculator = UndauntedSpeculator(
+    engine._speculator = AlwaysAskingSpeculator(
         [ForcedDrafts(rate)],
         engine.scheduler.blocks,
         max_tokens=DRAFTS,
