@@ -25,7 +25,7 @@ from radixkv.drafting.kgrams import MAX_RUN, RUN_LENGTHS, KGramTable, kgram_hash
 _ENTRIES_PER_TOKEN = (4, 4, 2)
 
 
-class Found(NamedTuple):
+class Occurrence(NamedTuple):
     """Where a run of tokens occurs.
 
     Attributes:
@@ -56,7 +56,7 @@ class TreeIndex(TreeObserver):
         """Size of the tables, and of the two numbers per block."""
         return sum(table.nbytes for table in self._tables.values()) + 12 * len(self._nodes)
 
-    def find(self, sequence: Sequence[int], namespace: str) -> Found | None:
+    def find(self, sequence: Sequence[int], namespace: str) -> Occurrence | None:
         """Where the sequence's last tokens occurred within the namespace, if something follows there."""
         seed = namespace_hash(namespace)
         for k in RUN_LENGTHS:
@@ -73,7 +73,7 @@ class TreeIndex(TreeObserver):
             end = ((self._depths[block] - node.depth) * self._block_size + offset + 1) * TOKEN_BYTES
             goes_on = end < len(node.tokens) or node.children is not None
             if goes_on and end <= len(node.tokens) and _tail(node, end, k) == array("i", last).tobytes():
-                return Found(node, end // TOKEN_BYTES, k)
+                return Occurrence(node, end // TOKEN_BYTES, k)
         return None
 
     # -- called by the tree --------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ from radixkv.cache.arguments import check_count, check_path
 from radixkv.tiers.backoff import Backoff
 from radixkv.tiers.block_format import BlockFormat
 from radixkv.tiers.block_key import BlockKey
-from radixkv.tiers.disk.open_store import Found, MediumErrors
+from radixkv.tiers.disk.open_store import FoundBlocks, MediumErrors
 from radixkv.tiers.disk.slot_reader import RecordsReader, SlotReader, slot_bytes_of
 from radixkv.tiers.disk.slot_table import SlotTable
 from radixkv.tiers.disk.store_reader import StoreReader
@@ -145,13 +145,13 @@ class DiskTier:
         if self._writer is not None:
             self._counters.add(dropped_blocks=self._writer.put(keys, blocks, lent=lent))
 
-    def _find(self, keys: Sequence[BlockKey]) -> Found:
+    def _find(self, keys: Sequence[BlockKey]) -> FoundBlocks:
         if self._reads.ready:
             try:
                 return self._store.find(keys)
             except MediumErrors as error:
                 self._failed(error)
-        return Found(None, [])
+        return FoundBlocks(None, [])
 
     def _get(self, keys: Sequence[BlockKey], out: BlockBytes) -> int:
         found = self._find(keys)

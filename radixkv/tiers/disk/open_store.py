@@ -75,7 +75,7 @@ class OpenStore:
             self.lock.close()
 
 
-class Opened(NamedTuple):
+class StoreAndContents(NamedTuple):
     """A store that this process writes, and what was in it.
 
     Attributes:
@@ -91,7 +91,7 @@ class Opened(NamedTuple):
     pins: list[IndexedPin]
 
 
-class Found(NamedTuple):
+class FoundBlocks(NamedTuple):
     """Blocks of one prefix.
 
     Attributes:
@@ -120,7 +120,7 @@ def open_to_read(root: Path, codec: RecordCodec) -> OpenStore:
 
 def open_to_write(
     root: Path, codec: RecordCodec, capacity: int, cleared: Collection[bytes | None], stale: Collection[int]
-) -> Opened:
+) -> StoreAndContents:
     """Open a store, made if it is not there, as the one process that writes it.
 
     Args:
@@ -155,7 +155,7 @@ def open_to_write(
         taken = {entry.slot for entry in rows}
         free = [slot for slot in range(files.num_slots) if slot not in taken]
         opened.pop_all()
-        return Opened(OpenStore(lock, index, files), entries, free, pins)
+        return StoreAndContents(OpenStore(lock, index, files), entries, free, pins)
 
 
 def index_to_write(folder: Path, files: SlotFiles) -> SlotIndex:

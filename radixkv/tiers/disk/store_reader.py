@@ -8,7 +8,7 @@ from pathlib import Path
 
 from radixkv.tiers.block_key import BlockKey
 from radixkv.tiers.disk.namespace_secret import check_secret
-from radixkv.tiers.disk.open_store import Found, MediumErrors, OpenStore, open_to_read
+from radixkv.tiers.disk.open_store import FoundBlocks, MediumErrors, OpenStore, open_to_read
 from radixkv.tiers.record import RecordCodec, Verdict
 
 # How often to look whether the store is still the one in the folder.
@@ -40,7 +40,7 @@ class StoreReader:
         with self._lock:
             return len(self._opened.index) if self._opened else 0
 
-    def find(self, keys: Sequence[BlockKey]) -> Found:
+    def find(self, keys: Sequence[BlockKey]) -> FoundBlocks:
         """The leading blocks that are there.
 
         Raises:
@@ -51,14 +51,14 @@ class StoreReader:
             try:
                 opened = self._current()
                 if opened is None:
-                    return Found(None, [])
+                    return FoundBlocks(None, [])
                 rows = opened.index.find([key.digest for key in keys])
             except MediumErrors:
                 self._give_up()
                 raise
-            return Found(opened.files, list(zip(keys, rows, strict=False)))
+            return FoundBlocks(opened.files, list(zip(keys, rows, strict=False)))
 
-    def note_verdicts(self, found: Found, verdicts: Sequence[Verdict | None], count: int) -> int:
+    def note_verdicts(self, found: FoundBlocks, verdicts: Sequence[Verdict | None], count: int) -> int:
         """How many blocks were corrupt, or seemed so while their writer overwrote them.
 
         If one could not be read, the store is opened anew.

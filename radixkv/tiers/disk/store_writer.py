@@ -17,7 +17,7 @@ from radixkv.tiers.backoff import Backoff, warn_of_uncleared
 from radixkv.tiers.block_key import BlockKey
 from radixkv.tiers.disk.mount import Mount
 from radixkv.tiers.disk.namespace_secret import keep_secret
-from radixkv.tiers.disk.open_store import Found, MediumErrors, OpenStore, open_to_write
+from radixkv.tiers.disk.open_store import FoundBlocks, MediumErrors, OpenStore, open_to_write
 from radixkv.tiers.disk.slot_files import SlotFiles
 from radixkv.tiers.disk.slot_index import IndexedBlock, primary_code
 from radixkv.tiers.disk.slot_table import SlotTable
@@ -102,14 +102,14 @@ class StoreWriter:
     def __len__(self) -> int:
         return len(self.table)
 
-    def find(self, keys: Sequence[BlockKey]) -> Found:
+    def find(self, keys: Sequence[BlockKey]) -> FoundBlocks:
         """The leading blocks that are there. If the disk could not clear something, it is tried again, as with each batch."""
         if self._uncleared or self.pins.has_unwritten:
             self._tidy_again()
         files = self._files
-        return Found(files, [] if files is None else self.table.find(keys))
+        return FoundBlocks(files, [] if files is None else self.table.find(keys))
 
-    def note_verdicts(self, found: Found, verdicts: Sequence[Verdict | None], count: int) -> int:
+    def note_verdicts(self, found: FoundBlocks, verdicts: Sequence[Verdict | None], count: int) -> int:
         """See `SlotTable.note_verdicts`."""
         return self.table.note_verdicts(found.blocks, verdicts, count)
 
