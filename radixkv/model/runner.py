@@ -75,7 +75,8 @@ class ModelRunner:
 
         self._model.eval()
         set_attention(self._model, ATTENTION_NAME)
-        used = self._model.config.get_text_config()._attn_implementation
+        self._text_config: Any = self._model.config.get_text_config()
+        used = self._text_config._attn_implementation
         if used != ATTENTION_NAME:
             raise UnsupportedModelError(f"{loaded.name}: the model keeps its own attention ({used!r})")
         vars(self._model).update(radixkv_runner=self, __reduce_ex__=partial(refuse_copies, f"{loaded.name} in an LLM"))
@@ -225,6 +226,12 @@ class ModelRunner:
         owner: object = vars(self._model).get("radixkv_runner")
         if owner is not self:
             raise RuntimeError("model: it was given to another LLM since, which runs it now; make this one anew")
+        used = self._text_config._attn_implementation
+        if used != ATTENTION_NAME:
+            raise RuntimeError(
+                f"model: expected the attention that its LLM set, got {used!r}; model.set_attn_implementation"
+                f"({ATTENTION_NAME!r}) lets the LLM run it again"
+            )
         num_new, num_logits = model_input.queries.num_new, model_input.num_logits
         batch = self._backend.prepare(model_input.queries)
         order, row_starts = batch.order, batch.row_starts

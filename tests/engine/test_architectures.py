@@ -246,6 +246,32 @@ def test_a_model_that_an_engine_runs_says_so_when_it_is_called_by_itself() -> No
         torch.testing.assert_close(model(tokens).logits, expected, rtol=1e-4, atol=1e-4)
 
 
+def test_an_engine_runs_no_model_whose_attention_was_set_to_another() -> None:
+    """Each token of a batch attended to all before it, those of other requests among them."""
+    model = build_supported("gpt2")
+    llm = LLM(model, num_blocks=50)
+    prompts: list[Any] = [{"prompt_token_ids": prompt} for prompt in stem_and_tails()]
+    expected = tokens_of(llm, prompts, GREEDY)
+    model.set_attn_implementation("sdpa")
+    with pytest.raises(RuntimeError, match=r"^model: expected the attention that its LLM set, got 'sdpa'; "):
+        llm.generate(prompts, GREEDY, use_tqdm=False)
+    model.set_attn_implementation("radixkv")
+    assert tokens_of(llm, prompts, GREEDY) == expected
+
+
+@pytest.mark.parametrize("name", ["gemma2", "mixtral"])
+def test_a_model_that_an_engine_has_prepared_generates_as_before_when_it_is_called_by_itself(name: str) -> None:
+    """Layers of native code heeded neither masks nor caches, and of a batch computed the first row alone."""
+    model, truth = build_supported(name), build_supported(name)
+    before = model.config._attn_implementation  # eager, which transformers has for each model apart, and sdpa
+    LLM(model, num_blocks=50)
+    model.set_attn_implementation(before)
+    tokens = torch.tensor([[0] * 10 + [*range(3, 25)], [*range(40, 72)]])
+    options: dict[str, Any] = {"attention_mask": (tokens != 0).long(), "do_sample": False, "max_new_tokens": 8}
+    with torch.inference_mode():
+        assert model.generate(tokens, **options).tolist() == truth.generate(tokens, **options).tolist()
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("name", ["deepseek_v3", "gemma2", "gpt_oss", "llama"])
 def test_half_precision_is_no_further_from_the_truth_than_transformers(name: str, dtype: torch.dtype) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import torch
@@ -41,25 +42,35 @@ class NativeSelfAttention(nn.Module):
         self.project_back = make_weight([output.weight], [output.bias], None, keeper)
         self.norms: tuple[NativeRMSNorm, NativeRMSNorm] | None = parts.norms
         self.options = options
+        # Each file of transformers has a function of its own by this name, which is not among those that are registered.
+        self._eager: Any = getattr(sys.modules[type(attention).__module__], "eager_attention_forward", None)
 
     def forward(
         self,
         hidden_states: torch.Tensor,
         position_embeddings: tuple[torch.Tensor, torch.Tensor],
+        attention_mask: torch.Tensor | None = None,
+        past_key_values: Any = None,
         *_: Any,
+        cache: Any = None,
         **__: Any,
     ) -> tuple[torch.Tensor, None]:
+        # An engine runs one row without a mask or a cache; whoever calls the model by itself may have all of these.
+        batch = hidden_states.shape[:-1]
         num_query, num_kv, dim = self.num_query_heads, self.num_kv_heads, self.head_dim
-        projected = self.project.multiply(hidden_states)[0].unflatten(-1, (num_query + 2 * num_kv, dim))
+        projected = self.project.multiply(hidden_states).reshape(-1, num_query + 2 * num_kv, dim)
         query, key, value = projected.split((num_query, num_kv, num_kv), dim=1)
         if self.norms is not None:
             for part, norm in zip((query, key), self.norms, strict=True):
                 rms_norm(part, norm.scale, norm.epsilon, out=part)
-        cos, sin = position_embeddings
-        rope_(query, key, cos[0], sin[0])
-        heads_first = (part.transpose(0, 1).unsqueeze(0) for part in (query, key, value))
-        attend = ALL_ATTENTION_FUNCTIONS[self.config._attn_implementation]
-        output, _ = attend(self, *heads_first, None, **self.options)
+        cos, sin = (part.expand(*batch, -1).flatten(0, 1) for part in position_embeddings)
+        rope_(query, key, cos, sin)
+        query, key, value = (part.unflatten(0, batch).transpose(1, 2) for part in (query, key, value))
+        cache = past_key_values if cache is None else cache  # transformers before and since 5.40
+        if cache is not None:
+            key, value = cache.update(key, value, self.layer_idx)
+        attend = ALL_ATTENTION_FUNCTIONS.get(self.config._attn_implementation, self._eager)
+        output, _ = attend(self, query, key, value, attention_mask, **self.options)
         return self.project_back.multiply(output.flatten(-2)), None
 
 

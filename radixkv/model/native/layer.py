@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from radixkv.model.attention_function import layer_options
+from radixkv.model.attention_function import OWN_NAMES, layer_options
 from radixkv.model.forward_pass import running
 from radixkv.model.native.attention import NativeSelfAttention
 from radixkv.model.native.mlp import NativeGatedMLP
@@ -65,8 +65,11 @@ class NativeDecoderLayer(nn.Module):
         hidden_states: torch.Tensor,
         *_: Any,
         position_embeddings: tuple[torch.Tensor, torch.Tensor],
-        **__: Any,
+        **options: Any,
     ) -> torch.Tensor:
+        if self.attention.config._attn_implementation not in OWN_NAMES:
+            # No engine runs the model: it may have padding, or a cache of its own.
+            return self.compute(hidden_states, position_embeddings, **options)
         if self.chain is None:
             return hidden_states
         forward_pass = running.get(None)
@@ -77,10 +80,10 @@ class NativeDecoderLayer(nn.Module):
         return hidden_states
 
     def compute(
-        self, hidden_states: torch.Tensor, position_embeddings: tuple[torch.Tensor, torch.Tensor]
+        self, hidden_states: torch.Tensor, position_embeddings: tuple[torch.Tensor, torch.Tensor], **options: Any
     ) -> torch.Tensor:
-        """This layer's output alone, by the attention of the forward pass."""
-        attended = self.attention(self.input_norm(hidden_states), position_embeddings)[0]
+        """This layer's output alone; ``options`` are those of its attention."""
+        attended = self.attention(self.input_norm(hidden_states), position_embeddings, **options)[0]
         hidden_states = hidden_states + self.attention_norm(attended)
         mlp: torch.Tensor = self.mlp_norm(self.mlp(self.post_norm(hidden_states)))
         return hidden_states + mlp
