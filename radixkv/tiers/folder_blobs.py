@@ -8,6 +8,7 @@ from __future__ import annotations
 import errno
 import os
 import shutil
+import stat
 import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
@@ -116,7 +117,11 @@ class FolderBlobs:
 
     def delete(self, names: Sequence[str]) -> None:
         for name in names:
-            self._path(name).unlink(missing_ok=True)
+            path = self._path(name)
+            try:
+                path.unlink(missing_ok=True)
+            except IsADirectoryError:
+                shutil.rmtree(path)
 
     def clear(self, path: str) -> None:
         self._check_place()
@@ -156,12 +161,17 @@ class FolderBlobs:
         return True
 
     def _read(self, name: str) -> bytes | None:
+        """A blob; None: there is none. What is there in place of a file reads as empty, so that the tier deletes it."""
         try:
-            file = os.open(self._path(name), os.O_RDONLY | os.O_CLOEXEC)
+            # A pipe would block until somebody writes to it.
+            file = os.open(self._path(name), os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         except FileNotFoundError:
             return None
         try:
-            blob = bytearray(os.fstat(file).st_size)
+            status = os.fstat(file)
+            if not stat.S_ISREG(status.st_mode):
+                return b""
+            blob = bytearray(status.st_size)
             length = os.preadv(file, [memoryview(blob)], 0)
         finally:
             os.close(file)

@@ -9,6 +9,7 @@ import stat
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -70,6 +71,27 @@ def test_a_folder_is_made_with_those_above_it(tmp_path: Path) -> None:
     assert store.write({"prefix/block": b"bytes"}) == 1
     assert store.read(["prefix/block"]) == [b"bytes"]
     store.close()
+
+
+def _make_folder(path: Path) -> None:
+    path.mkdir()
+    (path / "file").touch()
+
+
+@pytest.mark.parametrize("make", [_make_folder, os.mkfifo, lambda path: path.symlink_to("/dev/zero")])
+def test_what_is_there_in_place_of_a_block_is_replaced_by_one(make: Callable[[Path], None], tmp_path: Path) -> None:
+    """Reading a pipe never ended, and for a folder all that was stored was left alone."""
+    tier = SharedTier(FolderBlobs(tmp_path, capacity_bytes=1 << 20), FORMAT)
+    put(tier)
+    (path,) = tmp_path.rglob(KEYS[0].digest.hex())
+    path.unlink()
+    make(path)
+    assert len(get(tier, KEYS)) == 0
+    assert tier.flush(600)
+    assert (tier.stats.corrupt_blocks, tier.stats.errors) == (1, 0)
+    put(tier)
+    assert len(get(tier, KEYS)) == len(KEYS)
+    tier.close()
 
 
 def test_a_folder_that_was_emptied_gets_its_secret_back(tmp_path: Path) -> None:
