@@ -87,7 +87,7 @@ def llm(default_tokenizer: Any) -> LLM:
         (lambda llm: LLM(llm.engine.loaded.model, tokenizer="/nowhere"), "tokenizer: expected .*there is no such"),
     ],
 )
-def test_calls(llm: LLM, call: Callable[[LLM], Any], message: str) -> None:
+def test_a_bad_argument_is_named_and_changes_nothing(llm: LLM, call: Callable[[LLM], Any], message: str) -> None:
     num_held_blocks = llm.engine.cache.num_held_blocks
     with pytest.raises((TypeError, ValueError, EngineError, OSError), match=f"^{message}") as refusal:
         call(llm)

@@ -53,7 +53,7 @@ def test_entries_of_leaves_that_came_back_to_use_do_not_pile_up() -> None:
     assert len(policy._late._heap) <= 65 + 2
 
 
-def test_a_use_makes_young() -> None:
+def test_a_used_leaf_is_evicted_later() -> None:
     cache = PrefixCache(6, 2)
     for first in (1, 2, 3):
         leave(cache, [first] * 4)

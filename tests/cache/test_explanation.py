@@ -34,7 +34,7 @@ def whole_prefixes(cache: PrefixCache) -> set[tuple[int, ...]]:
     return found
 
 
-def test_nothing_is_known() -> None:
+def test_in_an_empty_cache_all_tokens_are_new() -> None:
     cache, _ = make_cache()
     assert reasons(cache, [1, 2, 3]) == [(Reason.NEW, 3)]
     assert cache.explain([1]).divergence is None

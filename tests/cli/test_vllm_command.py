@@ -56,7 +56,7 @@ def test_no_option_is_both_ours_and_vllm_s() -> None:
         ("", ""),
     ],
 )
-def test_what_is_left_is_ours(line: str, expected: str) -> None:
+def test_vllms_arguments_are_translated_and_others_kept(line: str, expected: str) -> None:
     assert read(line) == expected.split()
 
 

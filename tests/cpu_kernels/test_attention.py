@@ -85,7 +85,7 @@ def test_every_row_attends_to_exactly_its_own_keys(
     [(300, 400, 1, None), (60, 3000, 16, None), (60, 3000, 16, 2100), (3, 900, 100, None)],
     ids=["many rows", "long chunks", "a window over long chunks", "a group larger than a tile"],
 )
-def test_large(
+def test_many_rows_and_long_chunks_equal_the_reference(
     variant: str, dtype: torch.dtype, max_rows: int, max_tokens: int, group: int, window: int | None
 ) -> None:
     sizes = {"num_sequences": 2, "max_rows": max_rows, "max_tokens": max_tokens, **TINY}

@@ -46,7 +46,7 @@ def test_a_scale_whose_eightfold_is_no_float16() -> None:
     features=st.integers(1, 70),
     seed=st.integers(0, 2**32 - 1),
 )
-def test_products(
+def test_products_of_gguf_blocks_equal_float64(
     variant: str, kinds: list[str], is_mixed: bool, dtype: torch.dtype, rows: int, features: int, seed: int
 ) -> None:
     """With one or several weights, of one kind or several."""

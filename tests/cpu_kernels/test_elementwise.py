@@ -76,7 +76,7 @@ def rope_reference(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> tor
     unturned=st.sampled_from([0, 1, 16, 40]),
     seed=st.integers(0, 2**32 - 1),
 )
-def test_rope(
+def test_queries_and_keys_are_rotated_in_place_and_values_stay(
     variant: str, dtype: torch.dtype, rows: int, query_heads: int, kv_heads: int, half: int, unturned: int, seed: int
 ) -> None:
     """For queries and keys that lie beside values; only the first dimensions of a head where not all are rotated."""

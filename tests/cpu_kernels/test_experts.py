@@ -62,7 +62,7 @@ class Parts:
     per_row=st.integers(1, 4),
     num_threads=st.sampled_from([1, 2]),
 )
-def test_experts(
+def test_experts_equal_their_mlps_in_float64(
     variant: str,
     data: st.DataObject,
     dtype: torch.dtype,

@@ -43,7 +43,7 @@ def num_inputs(data: st.DataObject, dtype: torch.dtype) -> int:
     exponent=st.sampled_from([0, 0, -30, 30]),
     seed=st.integers(0, 2**32 - 1),
 )
-def test_products(
+def test_products_of_packed_weights_equal_float64(
     variant: str,
     data: st.DataObject,
     dtype: torch.dtype,

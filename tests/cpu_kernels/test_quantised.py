@@ -52,7 +52,7 @@ def kept(weight: torch.Tensor, quantization: str) -> torch.Tensor:
     exponent=st.sampled_from([0, 0, -30, 30]),
     seed=st.integers(0, 2**32 - 1),
 )
-def test_products(
+def test_products_of_quantised_weights_equal_float64(
     variant: str,
     quantization: str,
     dtype: torch.dtype,

@@ -175,7 +175,9 @@ def test_rows_that_no_tile_fits_beside_are_refused() -> None:
     [(80, BF16), (120, FP8), *(pytest.param(*case, marks=pytest.mark.nightly) for case in ((100, BF16), (90, FP8)))],
     ids=str,
 )
-def test_the_other_kernels(arch: int, cache_dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_kernels_other_than_item_attention_compile_without_spilling(
+    arch: int, cache_dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
     # As from Triton 3.10 on.
     monkeypatch.setattr(triton.knobs.language, "default_fp_fusion", False)
     query, new = torch.zeros(8, 32, 128, dtype=BF16), torch.zeros(16, 8, 128, dtype=BF16)

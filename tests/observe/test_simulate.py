@@ -304,7 +304,7 @@ def test_sizes_and_policies_are_parsed() -> None:
         ({"lfu": [0.5, 0.5]}, "1,000 blocks are enough: no cache of any size would hit more than 0.50."),
     ],
 )
-def test_advice(rates: dict[str, list[float]], said: str) -> None:
+def test_the_advice_follows_from_the_hit_rates(rates: dict[str, list[float]], said: str) -> None:
     report = Report("trace", 10, 100, 100, 16, [1000, 2000, 3000][: len(next(iter(rates.values())))], 0.5, rates)
     assert advise(report, bytes_per_token=2**17) == said
 

@@ -139,7 +139,7 @@ def test_logit_bias_and_penalties(default_client: openai.OpenAI, http: httpx.Cli
     assert 1 < few.choices[0].text.count(" seven") < 12
 
 
-def test_other_ways_to_sample(default_client: openai.OpenAI) -> None:
+def test_vllms_sampling_parameters_take_effect(default_client: openai.OpenAI) -> None:
     greedy = complete(default_client).choices[0].text
     for options in ({"top_k": 1}, {"min_p": 1.0}):
         assert complete(default_client, temperature=1.0, extra_body=options).choices[0].text == greedy

@@ -147,7 +147,7 @@ def test_no_name_breaks_the_server(
         assert answer.status_code == 200, answer.text
 
 
-def test_what_has_no_arguments(server: ServerProcess) -> None:
+def test_endpoints_without_arguments_need_a_key_unless_public(server: ServerProcess) -> None:
     for method, path in sorted(PLAIN):
         with_key = session_for(path).request(method, server.url + path, timeout=600)
         assert with_key.status_code == 200, (path, with_key.text)

@@ -103,7 +103,7 @@ def test_a_key_is_made_and_shown_once(tmp_path: Path) -> None:
     assert isinstance(CliRunner().invoke(app, ["keys", "new", "a b"]).exception, ValueError)
 
 
-def test_who_is_let_in() -> None:
+def test_keys_authenticate_their_tenants_until_they_expire_or_are_replaced() -> None:
     now = [datetime(2027, 1, 30, tzinfo=UTC).timestamp()]
     ends = datetime(2027, 1, 31)
     keys = {"ann": entry("key-a", weight=3.0), "bob": entry("key-b", expires=ends, max_num_seqs=2)}

@@ -9,7 +9,7 @@ from support.server_process import ADMIN_KEY, MODEL, ServerProcess
 import radixkv
 
 
-def test_models(client: openai.OpenAI, http: httpx.Client) -> None:
+def test_models_are_listed_and_retrieved(client: openai.OpenAI, http: httpx.Client) -> None:
     (model,) = client.models.list().data
     assert (model.id, model.owned_by) == (MODEL, "radixkv")
     assert client.models.retrieve(MODEL).id == MODEL
@@ -34,7 +34,7 @@ def test_tokenize_and_detokenize(http: httpx.Client) -> None:
     assert http.post("/tokenize", json={"prompt": "", "add_special_tokens": False}).json()["tokens"] == []
 
 
-def test_what_there_is_to_do(http: httpx.Client) -> None:
+def test_the_load_of_an_idle_server_is_zero(http: httpx.Client) -> None:
     assert http.get("/load").json() == {"server_load": 0}
 
 

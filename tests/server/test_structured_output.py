@@ -75,7 +75,7 @@ def test_answers_satisfy_the_requested_structure(client: openai.OpenAI, fields: 
     assert holds(text.choices[0].text)
 
 
-def test_other_formats(client: openai.OpenAI) -> None:
+def test_response_formats_of_text_and_of_any_object(client: openai.OpenAI) -> None:
     options: dict[str, Any] = {"model": MODEL, "messages": QUESTION, "max_tokens": 20, "temperature": 0}
     plain = client.chat.completions.create(**options).choices[0].message.content
     assert (

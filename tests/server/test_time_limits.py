@@ -56,7 +56,7 @@ def errors(llm: LLM, limits: ServerConfig, *, streams: tuple[bool, ...] = (False
     return asyncio.run(main())
 
 
-def test_in_the_queue(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_request_that_stays_in_the_queue_is_ended(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(llm.engine.scheduler, "schedule", list)  # admits nobody
     expected = f"the request waited in the queue for {SOON} seconds, which is the limit"
     assert (
@@ -66,7 +66,9 @@ def test_in_the_queue(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     assert errors(llm, ServerConfig(queue_timeout=SOON), prompt=[[7], [8]], streams=(False,)) == [expected]
 
 
-async def test_in_the_queue_while_a_step_takes_longer(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_request_in_the_queue_is_ended_while_a_step_takes_longer(
+    llm: LLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The limit took effect when the step had ended: between two steps, the engine was asked how far the request was."""
     monkeypatch.setattr(llm.engine, "step", llm.engine.step)  # so that it is held during this test only
     async with AsyncLLM(llm) as engine, make_client(engine, config=ServerConfig(queue_timeout=SOON)) as client:
@@ -145,7 +147,7 @@ async def test_while_the_prefixes_that_are_to_stay_cached_are_found(
         assert response.status_code in ((200, 504) if stream else (504,))
 
 
-def test_until_the_first_token(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_request_without_a_first_token_is_ended(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     schedule, once = llm.engine.scheduler.schedule, iter([True])
     # Computes a part of the prompt, and then nothing more.
     monkeypatch.setattr(llm.engine.scheduler, "schedule", lambda: schedule() if next(once, False) else [])
@@ -153,7 +155,7 @@ def test_until_the_first_token(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> Non
     assert errors(llm, ServerConfig(first_token_timeout=SOON), streams=(False,), prompt=[7] * 600) == [expected]
 
 
-def test_in_all(llm: LLM) -> None:
+def test_a_request_that_is_not_finished_is_ended(llm: LLM) -> None:
     expected = f"the request was not finished within {SOON} seconds, which is the limit"
     assert errors(llm, ServerConfig(request_timeout=SOON)) == [expected] * 2
 

@@ -127,7 +127,7 @@ def test_a_cache_that_evicts_more_than_it_lacks_is_found() -> None:
     assert find_violation(MayEvictMore, max_examples=50) is None
 
 
-def test_the_story_is_told() -> None:
+def test_a_violation_lists_the_calls_that_led_to_it() -> None:
     cache = CheckedCache(ForgetsCopies(8, 4))
     first = cache.open([1, 2, 3])
     assert first is not None

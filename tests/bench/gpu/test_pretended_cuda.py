@@ -94,7 +94,7 @@ def run_part(name: str, path: Path) -> dict[str, Any]:
     return json.loads(path.read_text())  # type: ignore[no-any-return]
 
 
-def test_limits(launches: list[str], tmp_path: Path) -> None:
+def test_limits_are_computed_from_bytes_and_seconds(launches: list[str], tmp_path: Path) -> None:
     report = run_part("limits", tmp_path / "limits.json")
     assert report["machine"]["gpu"] == "pretended"
     assert report["machine"]["capability"] == "9.0"
@@ -123,7 +123,9 @@ def test_attention_and_what_follows(launches: list[str], tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize(("part", "expected"), [("tiles-sharing", 32), ("tiles-classes", 4), ("tiles-splitting", 18)])
-def test_tiles(part: str, expected: int, launches: list[str], tmp_path: Path) -> None:
+def test_every_part_of_the_tile_bench_runs_and_resumes(
+    part: str, expected: int, launches: list[str], tmp_path: Path
+) -> None:
     path = tmp_path / "tiles.json"
     report = run_part(part, path)
     assert not report["failed"]

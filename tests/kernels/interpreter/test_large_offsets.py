@@ -78,7 +78,7 @@ def assert_same(given: dict[str, Any], truth: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize(("name", "dim"), SPREAD)
-def test_items(name: str, dim: int, spread: Spread) -> None:
+def test_items_are_attended_at_large_offsets(name: str, dim: int, spread: Spread) -> None:
     """One row has two partial results; the others get their output at once."""
     truth, given = attention_arguments(), attention_arguments()
     given[name] = spread(given[name], dim)
@@ -101,7 +101,7 @@ def split_nearby(num_splits: int) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(("name", "dim"), SPREAD)
-def test_splits(name: str, dim: int, spread: Spread) -> None:
+def test_splits_are_attended_at_large_offsets(name: str, dim: int, spread: Spread) -> None:
     num_splits = 1 if name == "output" else 2  # one part writes the output, several write partial results
     given = attention_arguments()
     given[name] = spread(given[name], dim)
@@ -110,7 +110,7 @@ def test_splits(name: str, dim: int, spread: Spread) -> None:
 
 
 @pytest.mark.parametrize(("name", "dim"), SPREAD[-5:])
-def test_merging(name: str, dim: int, spread: Spread) -> None:
+def test_partial_results_are_merged_at_large_offsets(name: str, dim: int, spread: Spread) -> None:
     """One row's results are listed as 5 and 0; all other rows have two in order."""
     truth = {"output": torch.zeros(3, 6, 16), "partial_output": torch.randn(6, 6, 16), "partial_lse": torch.randn(6, 6)}
     given = {key: tensor.clone() for key, tensor in truth.items()}
@@ -128,7 +128,7 @@ def test_merging(name: str, dim: int, spread: Spread) -> None:
 @pytest.mark.parametrize(
     ("name", "dim"), [("key", 0), ("key", 1), ("value", 0), ("value", 1), ("key_cache", 0), ("value_cache", 0)]
 )
-def test_writing(name: str, dim: int, spread: Spread) -> None:
+def test_keys_and_values_are_written_at_large_offsets(name: str, dim: int, spread: Spread) -> None:
     given = {
         "key": torch.randn(3, 3, 16),
         "value": torch.randn(3, 3, 16),
@@ -143,7 +143,7 @@ def test_writing(name: str, dim: int, spread: Spread) -> None:
     assert all(torch.equal(given[key], tensor) for key, tensor in truth.items())
 
 
-def test_copying(tmp_path: Path) -> None:
+def test_blocks_are_copied_at_large_offsets(tmp_path: Path) -> None:
     """Blocks of 2**13 words: cut to 32 bits, the last block's offset would be that of block 2."""
     num_blocks = 2 ** (32 - 13) + 3
     shape = (num_blocks, 16, 4, 256)
@@ -156,7 +156,7 @@ def test_copying(tmp_path: Path) -> None:
     assert torch.equal(cache[2], last)
 
 
-def test_rows_that_move_on(spread: Spread) -> None:
+def test_rows_are_advanced_through_tables_at_large_offsets(spread: Spread) -> None:
     tables = spread(torch.tensor([[1, 2], [3, 4], [5, 6]], dtype=torch.int32), 0)
     positions, slots = torch.tensor([15, 3], dtype=torch.int32), torch.zeros(2, dtype=torch.int64)
     advance_rows(positions, slots, tables, torch.tensor([2, 1], dtype=torch.int32), block_size=16)

@@ -35,7 +35,7 @@ def logits(model: torch.nn.Module) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_float32(name: str) -> None:
+def test_logits_in_float32_are_those_of_the_original_modules(name: str) -> None:
     expected = logits(build(name, MODELS[name] | WIDE))
     given = logits(load_model(build(name, MODELS[name] | WIDE)).model)
     assert (given - expected).norm() <= 1e-5 * expected.norm()

@@ -46,7 +46,7 @@ def panels_of(model: Path, quantization: str = "int4", dtype: str = "float32") -
     ]
 
 
-def test_once(model: Path, made: list[str]) -> None:
+def test_a_model_is_quantised_once_and_then_read(model: Path, made: list[str]) -> None:
     first = panels_of(model)
     assert sorted(made) == ["int4"] * 12 + ["int8"]
     again = panels_of(model)

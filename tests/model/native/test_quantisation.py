@@ -158,7 +158,7 @@ def test_what_is_no_quantization(quantization: Any) -> None:
         LLM(tiny("llama"), quantization=quantization)
 
 
-def test_where_it_cannot_be(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_quantization_is_refused_where_nothing_computes_it(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ValueError, match=r"quantization: 'int8' is computed .* leave enable_torch_compile off"):
         LLM(tiny("llama"), quantization="int8", enable_torch_compile=True)
     with pytest.raises(ValueError, match=r"quantization: 'int8' is computed .* not float16: use another dtype"):

@@ -110,7 +110,7 @@ def test_norms_multiply_by_what_the_original_does() -> None:
     ("phimoe", 96, 3), ("deepseek_v3", 64, 2), ("mixtral", 80, 0),
     ("gpt_oss", 96, 0),  # biases, gates between what they gate, and a gate of its own
 ])  # fmt: skip
-def test_experts(name: str, inner: int, expected: int) -> None:
+def test_experts_are_replaced_where_native_code_computes_them(name: str, inner: int, expected: int) -> None:
     sizes = {"hidden_size": 64, "intermediate_size": inner, "moe_intermediate_size": inner}
     model = load_model(build(name, {**SUPPORTED[name], **sizes})).model
     assert Counter(type(module) for module in model.modules())[NativeExperts] == expected

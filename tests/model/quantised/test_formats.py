@@ -104,7 +104,7 @@ def change(folder: Path, **tensors: torch.Tensor | None) -> None:
 
 
 @pytest.mark.parametrize("bits", [2, 4, 8])
-def test_words(bits: int) -> None:
+def test_packed_integers_are_unpacked(bits: int) -> None:
     numbers = np.random.default_rng(0).integers(0, 1 << bits, (5, 64))
     assert unpack(torch.from_numpy(pack(numbers, bits)), bits).tolist() == numbers.tolist()
 

@@ -118,7 +118,7 @@ def test_in_bfloat16_logits_differ_no_more_than_those_of_floats(tmp_path: Path) 
 
 
 @needs_library
-def test_quantised_anew(tmp_path: Path) -> None:
+def test_a_quantised_checkpoint_is_quantised_anew_if_asked(tmp_path: Path) -> None:
     """``quantization`` applies to the weights that a checkpoint stands for."""
     truth = tiny()
     write(truth, tmp_path, gptq(4, 64, desc_act=True))
@@ -307,7 +307,7 @@ def test_layouts_of_torchao_for_one_kind_of_gpu_are_left_to_transformers(tmp_pat
         load_model(tmp_path)
 
 
-def test_a_damaged_file(tmp_path: Path) -> None:
+def test_a_damaged_file_is_refused(tmp_path: Path) -> None:
     write(tiny(), tmp_path, gptq(4, 64))
     path = tmp_path / "model.safetensors"
     path.write_bytes(path.read_bytes()[:1000])

@@ -31,5 +31,5 @@ def test_of_many_rules_the_first_are_tried() -> None:
     assert len(numbers) == 64
 
 
-def test_there_may_be_none() -> None:
+def test_a_grammar_of_one_string_has_no_parts() -> None:
     assert numbered_parts('start: "a"\n')[1] == []
