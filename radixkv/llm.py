@@ -329,15 +329,15 @@ class LLM(ProcessBound):
         *,
         with_answers: bool = False,
     ) -> list[RequestOutput]:
-        params_of_each = one_for_each("sampling_params", sampling_params, len(prompts))
-        each_params = [given_or_default(each, self.engine.loaded.sampling_defaults) for each in params_of_each]
+        given = one_for_each("sampling_params", sampling_params, len(prompts))
+        params = [given_or_default(each, self.engine.loaded.sampling_defaults) for each in given]
         priorities = one_for_each("priority", priority, len(prompts))
-        requests = [self._make_request(*each) for each in zip(prompts, each_params, priorities, strict=True)]
+        requests = list(map(self._make_request, prompts, params, priorities))
         self._run(requests, use_tqdm)
         outputs = [request_output(request) for request in requests]
         if with_answers:
-            for prompt, params, output in zip(prompts, each_params, outputs, strict=True):
-                AnswerReader(prompt, params).read(output)
+            for prompt, own_params, output in zip(prompts, params, outputs, strict=True):
+                AnswerReader(prompt, own_params).read(output)
         return outputs
 
     def _make_request(

@@ -74,7 +74,16 @@ class Engine:
 
     Attributes:
         loaded: the model, whose ``max_model_len`` is no more than the pool has room for.
+        cache: of the pool's blocks, and ``tiers`` below it; None: there are none.
+        pool: the memory behind the blocks.
+        request_factory: makes the requests that `add` takes; ``grammars`` compiles what they are constrained by.
+        scheduler: what waits and what runs.
+        pins: those of the cache, and ``tenant_pins`` those that tenants asked for.
+        capacity: the most that a request may ask for.
+        decode_token: the text of a single token, for log-probabilities.
         thread: the only one that may use the engine; None: any thread may, one at a time.
+        num_steps: batches so far, the latest of the size ``last_batch``.
+        peak_held_blocks: the most blocks held at once, cached ones included; reset it to 0 before measuring.
 
     Raises:
         ValueError: the model, its device or the memory does not allow what ``config`` asks for, or an address for events
@@ -131,7 +140,6 @@ class Engine:
             self._runner.num_logits,
         )
         self.request_factory = RequestFactory(loaded, config, self.capacity, self.grammars)
-        # Text of a single token, for log-probabilities.
         self.decode_token = token_decoder(loaded.tokenizer)
         self._executor = Executor(self.cache, self.scheduler, self._runner, loaded.tokenizer, self.decode_token)
         self._output_processor = OutputProcessor(self.scheduler, self.decode_token, clock)
@@ -143,7 +151,6 @@ class Engine:
         self.thread: threading.Thread | None = None
         self._made_by = os.getpid()
         self._in_flight: Batch | None = None
-        # The most blocks held at once, cached ones included; reset it to 0 before measuring.
         self.peak_held_blocks = 0
         self.num_steps = 0
         self.last_batch = BatchSize(0, 0)
