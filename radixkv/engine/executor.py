@@ -131,7 +131,7 @@ class Executor:
             try:
                 prepare_sampling(sequence, self._tokenizer)
             except BaseException:
-                for fork in forks[index - 1 :]:  # nobody else knows of them yet
+                for fork in forks[index - 1 :]:  # they are not in `request.sequences` yet
                     self._scheduler.blocks.abort(fork)
                 raise
             request.sequences.append(sequence)

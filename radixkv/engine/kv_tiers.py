@@ -46,8 +46,8 @@ from radixkv.tiers.tier_events import TierEvents
 _log = logging.getLogger(__name__)
 
 _MAX_QUEUED_BYTES = 256 << 20
+# Capacity of tiers whose size is not known here.
 MANY_BLOCKS = 1 << 20
-"""Capacity of tiers whose size is not known here."""
 # How long an engine that can only wait for tiers waits before it looks for new requests.
 _IDLE_SECONDS = 0.01
 # At most this much of the time for closing is reserved for the tiers themselves, so that a hanging write cannot use it up.
@@ -56,7 +56,7 @@ _CLOSE_SECONDS = 2.0
 
 @dataclass(slots=True)
 class TierSet:
-    """The tiers below one pool, and what opening them has told.
+    """The tiers below one pool, and what is known of them once they are open.
 
     Attributes:
         tiers: the nearest first, at least one.

@@ -21,7 +21,7 @@ def request_output(request: Request) -> RequestOutput:
 
 
 def delta_output(request: Request) -> RequestOutput:
-    """What is new in each sample since the last call, without those whose end was told before."""
+    """What is new in each sample since the last call, without samples whose end an earlier call returned."""
     completions = []
     for sequence in request.sequences:
         if sequence.end_streamed:

@@ -1,4 +1,4 @@
-"""Which answers can be continued elsewhere, as far as can be told without the model."""
+"""Checks whether answers can be continued elsewhere, as far as that is possible without the model."""
 
 from __future__ import annotations
 

@@ -260,7 +260,7 @@ class ModelRunner:
         layer_idx: int,
         new: NewTokens,
     ) -> torch.Tensor:
-        """Attention of the model's layers by that of a batch, which knows the pool's layers."""
+        """Attend a layer of the model by ``attend`` of a batch, which numbers layers as the pool does."""
         options = self._structure.layers[layer_idx].options
         return attend(self._layer_of[layer_idx], new, options)
 

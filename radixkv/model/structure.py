@@ -1,6 +1,6 @@
 """What a model is made of, as far as it matters to whoever runs it over blocks.
 
-Configurations do not tell it: not every layer's shapes, and not what reads the states between layers or after them. So a few
+Configurations do not say it: not every layer's shapes, and not what reads the states between layers or after them. So a few
 tokens are run, with attention that only observes.
 """
 

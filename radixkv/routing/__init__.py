@@ -2,8 +2,8 @@
 
 ::
 
-    router.py               the choice, and what the router is told
-      routed_replica.py     what it knows of one replica: the requests that it has to compute
+    router.py               the choice, and what it is based on
+      routed_replica.py     the state of one replica: the requests that it has to compute
       block_index.py        which replicas hold which blocks
     prefill_rate.py         how fast an engine computes prompts, as it measures itself; decayed_rate.py: a recent average
 """

@@ -1,4 +1,4 @@
-"""What a router knows of one replica: which requests it has to compute, and which blocks it will then hold."""
+"""A router's state of one replica: which requests it has to compute, and which blocks it will then hold."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class RoutedReplica:
         others: the requests that other routers sent and that have not ended, by the replica's names for them.
         num_others_blocks: the whole blocks of the prompts of `others`.
         progressed: when the first of `waiting` began to be computed, at the earliest.
-        seconds_per_token: of prefill, as it reported last; None: it does not know yet.
+        seconds_per_token: of prefill, as it reported last; None: it has not measured it yet.
         sent_tokens: tokens sent to be computed, of which older ones count less; as of `sent_at`.
         expected: hashes of the blocks that it will hold, or holds while no event has said so.
     """

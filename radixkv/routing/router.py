@@ -158,7 +158,7 @@ class Router:
 
         Args:
             name: the replica's.
-            seconds_per_token: of prefill, see `PrefillRate`; None: it does not know yet.
+            seconds_per_token: of prefill, see `PrefillRate`; None: it has not measured it yet.
 
         Raises:
             ValueError: ``seconds_per_token`` is not above 0.

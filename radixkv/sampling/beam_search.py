@@ -5,7 +5,7 @@ continuations the best ``2 x width`` are candidates; those that end among the be
 finished beams by ``score / length ** length_penalty``; the best ``width`` of the rest keep running; the search ends when no
 running beam, scored at its present length, beats the worst finished one.
 
-This module knows nothing of blocks: `Continuation.parent` tells the engine which tables to fork and which to close.
+Blocks are the engine's: it forks and closes block tables by `Continuation.parent`.
 """
 
 from __future__ import annotations

@@ -10,6 +10,6 @@
     block_key.py, block_format.py, record.py, encryption.py               names and bytes of a block outside the pool
     eviction_order.py       which blocks make room
     medium_queue.py, backoff.py                                           writing to a medium that may fail
-    tier_events.py, stats.py                                              what is told of them
+    tier_events.py, stats.py                                              what is reported of them
     moves/                  between the pool and the tiers
 """

@@ -1,7 +1,7 @@
 """Whether the last decoder layer needs to compute only the rows whose logits are wanted.
 
 If what follows it (a norm, the output head) computes each row from that row alone, all but the last of a prompt's rows are
-needed only for their keys and values. No property of a model tells whether this holds, so this is found out by a run.
+needed only for their keys and values. Whether this holds follows from no property of a model, so it is found out by a run.
 """
 
 from __future__ import annotations

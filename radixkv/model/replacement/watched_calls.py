@@ -13,7 +13,7 @@ from torch import nn
 def watched_calls(
     modules: Iterable[nn.Module], note: Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], None]
 ) -> Iterator[None]:
-    """Within, ``note`` is told of each call of one of these modules before it computes: the module, and its arguments."""
+    """Within, ``note`` is called before each call of one of these modules, with the module and its arguments."""
     with ExitStack() as hooks:
         for module in modules:
             hooks.enter_context(module.register_forward_pre_hook(note, with_kwargs=True))
