@@ -26,7 +26,7 @@ from radixkv.model.text_interface import TextInterface
 from radixkv.observe.prompt_explanation import PromptExplanation
 from radixkv.outputs import RequestMetrics
 from radixkv.prompts import Prompt
-from radixkv.sampling.grammar.structured_output import GrammarCompiler
+from radixkv.sampling.grammar.compiler import GrammarCompiler
 from radixkv.sampling_params import BeamSearchParams, SamplingParams
 from radixkv.scheduling.request_validation import validate_prompt, validate_token_ids
 from radixkv.scheduling.tenant_share import TenantShare

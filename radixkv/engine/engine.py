@@ -45,7 +45,7 @@ from radixkv.outputs import DraftCounts
 from radixkv.prompts import Prompt
 from radixkv.routing import PrefillRate
 from radixkv.sampling.detokenizer import token_decoder
-from radixkv.sampling.grammar.structured_output import GrammarCompiler
+from radixkv.sampling.grammar.compiler import GrammarCompiler
 from radixkv.scheduling.batch import Batch
 from radixkv.scheduling.logit_rows import PROMPT_LOGIT_ROWS
 from radixkv.scheduling.request import Request

@@ -12,7 +12,7 @@ from radixkv.config import ResolvedEngineConfig
 from radixkv.engine.resumption import resume_sequences
 from radixkv.model.loader import LoadedModel
 from radixkv.prompts import Prompt, tokenize_bad_words
-from radixkv.sampling.grammar.structured_output import GrammarCompiler
+from radixkv.sampling.grammar.compiler import GrammarCompiler
 from radixkv.sampling_params import BeamSearchParams, SamplingParams
 from radixkv.scheduling.request import Request
 from radixkv.scheduling.request_validation import Capacity, validate_capacity, validate_logits, validate_prompt

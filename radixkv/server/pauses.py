@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import logging
 
-from radixkv.sampling.grammar.structured_output import GrammarCompiler
+from radixkv.sampling.grammar.compiler import GrammarCompiler
 
 _log = logging.getLogger(__name__)
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 from radixkv.errors import DrainingError, EngineDeadError, QueueFullError, RequestTooLargeError
 from radixkv.model.text_interface import TextInterface
 from radixkv.prompts import Prompt, tokenize_bad_words, with_answer_form
-from radixkv.sampling.grammar.structured_output import GrammarCompiler
+from radixkv.sampling.grammar.compiler import GrammarCompiler
 from radixkv.sampling_params import BeamSearchParams, SamplingParams
 from radixkv.scheduling.queue_slots import QueueSlots
 from radixkv.scheduling.tenant_share import TenantShare, share_of

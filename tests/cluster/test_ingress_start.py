@@ -22,7 +22,7 @@ from radixkv.cluster import run as cluster_run
 from radixkv.cluster.wire import encode_shares
 from radixkv.config import ModelConfig
 from radixkv.errors import ModelLoadError
-from radixkv.sampling.grammar.structured_output import GrammarCompiler
+from radixkv.sampling.grammar.compiler import GrammarCompiler
 from radixkv.server.access.keys import hash_of
 from radixkv.server.access.tenants import Tenants
 from radixkv.server.config import ServerConfig

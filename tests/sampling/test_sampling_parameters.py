@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from support.chat_templates import text_interface
 
 from radixkv import SamplingParams, StructuredOutputsParams
-from radixkv.sampling.grammar.structured_output import GrammarCompiler
+from radixkv.sampling.grammar.compiler import GrammarCompiler
 from radixkv.sampling.logit_changes import LogitChanges
 from radixkv.sampling.logprobs import SampledToken
 from radixkv.sampling.sampler import SamplingState, changed_logits, sample

@@ -15,7 +15,7 @@ from support.replica_servers import tiny_llm
 from radixkv import LLM
 from radixkv.model.tokenizer import with_chat_template
 from radixkv.prompts import Prompt, as_chat_prompts, as_template_message
-from radixkv.sampling.grammar.structured_output import GrammarCompiler
+from radixkv.sampling.grammar.compiler import GrammarCompiler
 from radixkv.server.chat.messages import ChatMessage, as_messages
 from radixkv.server.chat.request import ChatCompletionRequest
 from radixkv.server.completions import CompletionRequest

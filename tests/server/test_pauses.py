@@ -12,8 +12,8 @@ import pytest
 from support.in_process_server import served
 
 from radixkv import LLM
-from radixkv.sampling.grammar import structured_output
-from radixkv.sampling.grammar.structured_output import GrammarCompiler
+from radixkv.sampling.grammar import compiler
+from radixkv.sampling.grammar.compiler import GrammarCompiler
 from radixkv.sampling_params import StructuredOutputsParams
 from radixkv.server.pauses import avoid_pauses
 
@@ -52,7 +52,7 @@ def test_the_first_grammar_finds_its_vocabulary_ready(
     def fail(*arguments: Any) -> Any:
         raise ZeroDivisionError("planted")
 
-    monkeypatch.setattr(structured_output, "grammar_tokenizer", fail)
+    monkeypatch.setattr(compiler, "grammar_tokenizer", fail)
     grammars.compile(StructuredOutputsParams(regex="a"))
     assert not caplog.records
 

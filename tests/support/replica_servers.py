@@ -111,7 +111,7 @@ async def local_replicas(
         patch.setattr("radixkv.cluster.connection._SECONDS_TO_CONNECT", HANGING)
         for module in ("describe", "replica_text"):
             patch.setattr(f"radixkv.cluster.{module}.tokenizer_digest", _DIGEST)
-        patch.setattr("radixkv.sampling.grammar.structured_output.grammar_tokenizer", _FOR_GRAMMARS)
+        patch.setattr("radixkv.sampling.grammar.compiler.grammar_tokenizer", _FOR_GRAMMARS)
         try:
             for number, replica in enumerate(replicas):
                 await replica.start()

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 
 from radixkv.outputs import RequestOutput
+from radixkv.sampling.grammar.compiler import GrammarCompiler
 from radixkv.sampling.grammar.mask import apply_grammar_bitmask
-from radixkv.sampling.grammar.structured_output import GrammarCompiler
 from radixkv.sampling.host_draw import BLOCK_IDS, tokens_left
 from radixkv.sampling.logit_changes import LogitChanges
 from radixkv.sampling.sampler import SamplingState, changed_logits

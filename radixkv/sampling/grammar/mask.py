@@ -63,12 +63,12 @@ def _fill_bitmask(bitmask: NDArray[np.int32], states: Sequence[GrammarState], dr
     for index, state in enumerate(states):
         if total > _MAX_SERIAL_SECONDS:
             rest = range(index, len(states))
-            began = state.shared.passing()
+            began = state.resources.wall_time()
             times = list(
-                state.shared.threads.map(lambda i: states[i].fill_bitmask(bitmask, first_rows[i], drafts[i]), rest)
+                state.resources.threads.map(lambda i: states[i].fill_bitmask(bitmask, first_rows[i], drafts[i]), rest)
             )
             # In parallel, they make everything else wait for less than the processor time that they take.
-            stall = (state.shared.passing() - began) / max(sum(times), 1e-9)
+            stall = (state.resources.wall_time() - began) / max(sum(times), 1e-9)
             for later, seconds in zip(rest, times, strict=True):
                 states[later].budget.spend(seconds, seconds * stall)
             return

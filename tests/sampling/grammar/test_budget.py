@@ -13,8 +13,8 @@ import torch
 from radixkv import LLM, BeamSearchParams, SamplingParams, StructuredOutputsParams
 from radixkv.errors import StructuredOutputError
 from radixkv.prompts import Prompt
+from radixkv.sampling.grammar import compiler, structured_output
 from radixkv.sampling.grammar import mask as grammar_mask
-from radixkv.sampling.grammar import structured_output
 from radixkv.sampling.grammar.budget import REQUEST_SECONDS, STEP_SECONDS, GrammarBudget, costs, settle
 
 
@@ -33,7 +33,7 @@ class SteppingClock:
 def vocabulary_prepared_once(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every compiler here has the same one, which takes more than a second."""
     tokenizer = llm.engine.grammars._prepared_tokenizer()
-    monkeypatch.setattr(structured_output, "grammar_tokenizer", lambda *_: tokenizer)
+    monkeypatch.setattr(compiler, "grammar_tokenizer", lambda *_: tokenizer)
 
 
 @pytest.mark.parametrize("beams", [False, True])
@@ -43,7 +43,7 @@ def test_a_grammar_that_takes_too_long_fails_its_request_alone(
     """Masks of up to 720 ms per token used to go on for as long as the request did."""
     engine = llm.engine
     clock = SteppingClock()
-    monkeypatch.setattr(engine.request_factory, "grammars", structured_output.GrammarCompiler(engine.loaded, clock))
+    monkeypatch.setattr(engine.request_factory, "grammars", compiler.GrammarCompiler(engine.loaded, clock))
     slow = StructuredOutputsParams(regex="[0-9]{400}")
     failing = engine.request_factory.make(
         "failing",
@@ -52,9 +52,7 @@ def test_a_grammar_that_takes_too_long_fails_its_request_alone(
         if beams
         else SamplingParams(max_tokens=60, seed=1, structured_outputs=slow),
     )
-    monkeypatch.setattr(
-        engine.request_factory, "grammars", structured_output.GrammarCompiler(engine.loaded, lambda: 0.0)
-    )
+    monkeypatch.setattr(engine.request_factory, "grammars", compiler.GrammarCompiler(engine.loaded, lambda: 0.0))
     quick = SamplingParams(max_tokens=30, seed=1, structured_outputs=StructuredOutputsParams(regex="[0-9]{6}"))
     other = engine.request_factory.make("other", Prompt([5, 6, 7]), quick)
     engine.add(other)
@@ -80,7 +78,7 @@ def test_a_tenant_pays_for_the_time_of_its_grammars(llm: LLM, monkeypatch: pytes
     clocks = {"dear": SteppingClock(), "cheap": SteppingClock()}
     requests: dict[str, Any] = {}
     for tenant, clock in clocks.items():
-        monkeypatch.setattr(engine.request_factory, "grammars", structured_output.GrammarCompiler(engine.loaded, clock))
+        monkeypatch.setattr(engine.request_factory, "grammars", compiler.GrammarCompiler(engine.loaded, clock))
         spec = StructuredOutputsParams(regex="[0-9]{30}")
         options = SamplingParams(max_tokens=20, min_tokens=20, seed=1, structured_outputs=spec)
         requests[tenant] = engine.request_factory.make(tenant, Prompt([5, 6, 7]), options, tenant=tenant)
@@ -114,10 +112,10 @@ def test_a_tenant_pays_for_the_time_of_its_grammars(llm: LLM, monkeypatch: pytes
 def test_masks_that_are_filled_side_by_side_cost_the_time_that_passed(
     llm: LLM, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    clock, passing = SteppingClock(), SteppingClock()
-    clock.seconds, passing.seconds = 0.5, 3.0
-    compiler = structured_output.GrammarCompiler(llm.engine.loaded, clock, passing)
-    states = [compiler.compile(StructuredOutputsParams(regex="[a-f]{9}")) for _ in range(8)]
+    processor_time, wall_time = SteppingClock(), SteppingClock()
+    processor_time.seconds, wall_time.seconds = 0.5, 3.0
+    grammars = compiler.GrammarCompiler(llm.engine.loaded, processor_time, wall_time)
+    states = [grammars.compile(StructuredOutputsParams(regex="[a-f]{9}")) for _ in range(8)]
     monkeypatch.setattr(grammar_mask, "_MAX_SERIAL_SECONDS", -1.0)
     grammar_mask.apply_grammar_bitmask(torch.zeros(8, llm.engine.loaded.vocab_size), dict(enumerate(states)))
     budgets = [state.budget for state in states]

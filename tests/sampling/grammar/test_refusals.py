@@ -13,7 +13,7 @@ from pydantic import BaseModel
 from radixkv import LLM, BeamSearchParams, SamplingParams, StructuredOutputsParams
 from radixkv.errors import StructuredOutputError
 from radixkv.prompts import Prompt
-from radixkv.sampling.grammar import structured_output
+from radixkv.sampling.grammar import compiler
 
 # Its cost shows only once the string has begun.
 COSTLY = {
@@ -155,7 +155,7 @@ def test_unsatisfiable_and_malformed_specifications_are_refused(llm: LLM, spec: 
 def test_a_grammar_that_exceeds_its_limits_fails_its_request_alone(
     default_llm: LLM, monkeypatch: pytest.MonkeyPatch, beams: bool
 ) -> None:
-    monkeypatch.setattr(structured_output, "_MAX_ITEMS_PER_TOKEN", 150)
+    monkeypatch.setattr(compiler, "_MAX_ITEMS_PER_TOKEN", 150)
     # So ambiguous that every letter multiplies the parses of the letters before.
     hostile = StructuredOutputsParams(grammar=f'start: start start | "{"a" if beams else "b"}"\n')
     engine = default_llm.engine
@@ -179,7 +179,7 @@ def test_a_grammar_that_exceeds_its_limits_fails_its_request_alone(
 
 
 def test_the_prompt_that_failed_is_named(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(structured_output, "_MAX_ITEMS_PER_TOKEN", 150)
+    monkeypatch.setattr(compiler, "_MAX_ITEMS_PER_TOKEN", 150)
     hostile = StructuredOutputsParams(grammar='start: start start | "b"\n')
     good, bad = SamplingParams(max_tokens=2), SamplingParams(max_tokens=200, min_tokens=200, structured_outputs=hostile)
     with pytest.raises(StructuredOutputError) as failure:
@@ -192,7 +192,7 @@ def test_a_grammar_does_not_meet_its_limits_earlier_because_drafts_were_walked(
     llm: LLM, monkeypatch: pytest.MonkeyPatch, explore: str
 ) -> None:
     """They used to be walked in the request's own parser, and what was too much there failed the request."""
-    monkeypatch.setattr(structured_output, "_MAX_ITEMS_PER_TOKEN", 150)
+    monkeypatch.setattr(compiler, "_MAX_ITEMS_PER_TOKEN", 150)
     hostile = StructuredOutputsParams(grammar='start: start start | "b"\n')
     (letter,) = llm.get_tokenizer()("b", add_special_tokens=False).input_ids
     vocab_size = llm.engine.loaded.vocab_size
@@ -220,7 +220,7 @@ def test_a_missing_package_is_named_with_the_extra_that_brings_it(
 ) -> None:
     """Which error was raised used to depend on what needed the package first."""
     monkeypatch.setitem(sys.modules, "llguidance", None)
-    grammars = structured_output.GrammarCompiler(llm.engine.loaded)
+    grammars = compiler.GrammarCompiler(llm.engine.loaded)
     monkeypatch.setattr(llm.engine, "grammars", grammars)
     with pytest.raises(
         ImportError, match=r"structured_outputs: llguidance is not installed: pip install 'radixkv\[serv"

@@ -17,7 +17,8 @@ from support.replica_servers import tiny_llm
 
 from radixkv import LLM, BeamSearchParams, SamplingParams, StructuredOutputsParams
 from radixkv.sampling.grammar import mask as grammar_mask
-from radixkv.sampling.grammar import structured_output
+from radixkv.sampling.grammar.compiler import GrammarCompiler
+from radixkv.sampling.grammar.structured_output import GrammarState
 from radixkv.sampling.json_schema.prepare import prepare_schema
 
 PERSON = {
@@ -184,7 +185,7 @@ def test_a_structural_tag_leaves_text_free_until_a_trigger(llm: LLM) -> None:
         assert state.failure is None
 
 
-def masked(llm: LLM, state: structured_output.GrammarState) -> torch.Tensor:
+def masked(llm: LLM, state: GrammarState) -> torch.Tensor:
     logits = torch.zeros(1, llm.engine.loaded.vocab_size)
     grammar_mask.apply_grammar_bitmask(logits, {0: state})
     return logits[0]
@@ -204,7 +205,7 @@ def test_tokenizers_and_models_may_each_have_more_tokens_than_the_other(llm: LLM
     tokenizer.add_tokens(["<|image|>"], special_tokens=True)
     assert len(tokenizer) == 49_153
     loaded = dataclasses.replace(llm.engine.loaded, tokenizer=tokenizer, vocab_size=num_logits)
-    state = structured_output.GrammarCompiler(loaded).compile(StructuredOutputsParams(regex="ab+"))
+    state = GrammarCompiler(loaded).compile(StructuredOutputsParams(regex="ab+"))
     logits = torch.zeros(1, num_logits)
     grammar_mask.apply_grammar_bitmask(logits, {0: state})
     allowed = (~torch.isneginf(logits[0])).nonzero()[:, 0].tolist()

@@ -20,7 +20,7 @@ from tokenizers import AddedToken, normalizers, pre_tokenizers
 from transformers import ByT5Tokenizer
 
 from radixkv import LLM, SamplingParams, StructuredOutputsParams
-from radixkv.sampling.grammar.structured_output import GrammarCompiler
+from radixkv.sampling.grammar.compiler import GrammarCompiler
 from radixkv.sampling.grammar.tokenizer import grammar_tokenizer
 from radixkv.server.pauses import prepare_grammars
 
