@@ -131,9 +131,9 @@ async def _start(service: Service, body: CompletionRequest, tenant: Tenant, requ
         prompts: list[Prompt] = []
         async with deadlines.before_admission(len(sent)) as timers:
             for some in _turns(sent):
-                encode = partial(as_prompts, some, add_special_tokens=add_special_tokens)
+                tokenize = partial(as_prompts, some, add_special_tokens=add_special_tokens)
                 # Each turn holds queue slots for all prompts, and no other request takes them between two turns.
-                prompts += await service.llm.run_tokenizer(encode, tenant=tenant.name, num_slots=len(sent))
+                prompts += await service.llm.run_tokenizer(tokenize, tenant=tenant.name, num_slots=len(sent))
             prompts = [service.with_cache_options(prompt, body, tenant) for prompt in prompts]
             defaults, max_model_len = service.llm.loaded.sampling_defaults, service.llm.loaded.max_model_len
             max_tokens = body.max_tokens

@@ -11,8 +11,8 @@ import pytest
 from radixkv.server.output.event_stream import EventStream
 
 
-@pytest.mark.parametrize("sign", [b": keep-alive\n\n", b'event: ping\ndata: {"type":"ping"}\n\n'])
-def test_a_silent_stream_sends_signs_of_life_until_its_events_come(sign: bytes) -> None:
+@pytest.mark.parametrize("keep_alive", [b": keep-alive\n\n", b'event: ping\ndata: {"type":"ping"}\n\n'])
+def test_a_stream_is_kept_alive_until_its_events_come(keep_alive: bytes) -> None:
     async def scenario() -> None:
         alive = asyncio.Event()
         sent: list[dict[str, Any]] = []
@@ -23,17 +23,17 @@ def test_a_silent_stream_sends_signs_of_life_until_its_events_come(sign: bytes) 
 
         async def send(message: Any) -> None:
             sent.append(message)
-            if [each.get("body") for each in sent].count(sign) == 2:
+            if [each.get("body") for each in sent].count(keep_alive) == 2:
                 alive.set()
 
         async def receive() -> Any:
             await asyncio.Event().wait()
 
-        response = EventStream(events(), lambda: None, sign, seconds_of_silence=0.001)
+        response = EventStream(events(), lambda: None, keep_alive, keep_alive_seconds=0.001)
         await asyncio.wait_for(response({"type": "http", "asgi": {"spec_version": "2.3"}}, receive, send), 600)
         start, *parts, end = sent
         assert start["type"] == "http.response.start"
-        assert [part["body"] for part in parts if part["body"] != sign] == [b"data: x\n\n"]
+        assert [part["body"] for part in parts if part["body"] != keep_alive] == [b"data: x\n\n"]
         assert end == {"type": "http.response.body", "body": b"", "more_body": False}
 
     asyncio.run(scenario())

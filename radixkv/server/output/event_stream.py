@@ -13,9 +13,9 @@ from starlette.types import Message, Receive, Scope, Send
 from radixkv.server.errors import as_api_error
 from radixkv.server.output.encoded import encode_response
 
-# Many clients give up after five minutes of silence.
-_SECONDS_OF_SILENCE = 15.0
-COMMENT = b": keep-alive\n\n"  # which clients ignore, as the standard of server-sent events says
+# Many clients give up where nothing comes for five minutes.
+_SECONDS_BETWEEN_KEEP_ALIVES = 15.0
+KEEP_ALIVE_COMMENT = b": keep-alive\n\n"  # which clients ignore, as the standard of server-sent events says
 
 
 async def events_until_done(chunks: AsyncIterator[BaseModel]) -> AsyncGenerator[bytes, None]:
@@ -45,7 +45,7 @@ class EventStream(StreamingResponse):
 
     Args:
         close: called at the end, whether an event was sent or not.
-        sign_of_life: an event or comment that is sent after each ``seconds_of_silence``.
+        keep_alive: an event or comment that is sent whenever nothing was sent for ``keep_alive_seconds``.
     """
 
     media_type = "text/event-stream"
@@ -54,22 +54,22 @@ class EventStream(StreamingResponse):
         self,
         events: AsyncGenerator[bytes, None],
         close: Callable[[], None],
-        sign_of_life: bytes,
-        seconds_of_silence: float = _SECONDS_OF_SILENCE,
+        keep_alive: bytes,
+        keep_alive_seconds: float = _SECONDS_BETWEEN_KEEP_ALIVES,
     ) -> None:
         self._events = events
         self._close = close
-        self._sign_of_life = sign_of_life
-        self._seconds_of_silence = seconds_of_silence
+        self._keep_alive = keep_alive
+        self._keep_alive_seconds = keep_alive_seconds
         super().__init__(self._events, headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
 
     async def stream_response(self, send: Send) -> None:
-        stream = _KeepAlive(send, self._sign_of_life, self._seconds_of_silence)
-        signs = asyncio.ensure_future(stream.run())
+        stream = _KeepAlive(send, self._keep_alive, self._keep_alive_seconds)
+        keep_alives = asyncio.ensure_future(stream.run())
         try:
             await super().stream_response(stream.send)
         finally:
-            signs.cancel()
+            keep_alives.cancel()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
@@ -81,17 +81,17 @@ class EventStream(StreamingResponse):
 
 
 class _KeepAlive:
-    """Passes on a streamed response, and sends a sign of life whenever nothing was sent for some time.
+    """Passes on a streamed response, and sends something itself whenever nothing was sent for some time.
 
     Args:
         send: of the response.
-        sign: a whole event or comment.
-        seconds: of silence before each sign.
+        content: what is sent then, a whole event or comment.
+        seconds: for which nothing was sent.
     """
 
-    def __init__(self, send: Send, sign: bytes, seconds: float) -> None:
+    def __init__(self, send: Send, content: bytes, seconds: float) -> None:
         self._send = send
-        self._sign: Message = {"type": "http.response.body", "body": sign, "more_body": True}
+        self._keep_alive: Message = {"type": "http.response.body", "body": content, "more_body": True}
         self._seconds = seconds
         self._begun = asyncio.Event()
         self._last = 0.0
@@ -103,11 +103,11 @@ class _KeepAlive:
         self._begun.set()
 
     async def run(self) -> None:
-        """Send signs of life; to be cancelled before the response ends."""
+        """Send what keeps the connection alive; to be cancelled before the response ends."""
         await self._begun.wait()
         while True:
-            silent_for = asyncio.get_running_loop().time() - self._last
-            if silent_for >= self._seconds:
-                await self.send(self._sign)
+            idle_for = asyncio.get_running_loop().time() - self._last
+            if idle_for >= self._seconds:
+                await self.send(self._keep_alive)
             else:
-                await asyncio.sleep(self._seconds - silent_for)
+                await asyncio.sleep(self._seconds - idle_for)

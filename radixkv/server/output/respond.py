@@ -14,7 +14,7 @@ from pydantic import BaseModel
 from radixkv.outputs import RequestMetrics
 from radixkv.server.errors import ApiError
 from radixkv.server.output.encoded import encode_response
-from radixkv.server.output.event_stream import COMMENT, EventStream, events_until_done
+from radixkv.server.output.event_stream import KEEP_ALIVE_COMMENT, EventStream, events_until_done
 from radixkv.server.protocol import Usage
 
 _T = TypeVar("_T")
@@ -65,20 +65,20 @@ async def respond(
     writer: ResponseWriter[_A],
     stream: bool,
     as_events: Callable[[AsyncIterator[BaseModel]], AsyncGenerator[bytes, None]] = events_until_done,
-    sign_of_life: bytes = COMMENT,
+    keep_alive: bytes = KEEP_ALIVE_COMMENT,
 ) -> Response:
     """The response to a request whose prompts were submitted; when it ends, all of them have left the engine.
 
     Args:
         as_events: writes the chunks of a stream as server-sent events.
-        sign_of_life: what a stream sends while there is no chunk, as long as the prompt is computed, for example.
+        keep_alive: what a stream sends while there is no chunk, as long as the prompt is computed, for example.
 
     Raises:
         Exception: with ``stream=False``, the error that ended the generation early.
     """
     request.state.generation = answers
     if stream:
-        return EventStream(as_events(writer.chunks(answers)), answers.close, sign_of_life)
+        return EventStream(as_events(writer.chunks(answers)), answers.close, keep_alive)
     try:
         return JsonResponse(await cancel_on_disconnect(request, writer.full_response(answers)))
     finally:
