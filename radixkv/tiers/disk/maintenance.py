@@ -14,7 +14,7 @@ from radixkv.tiers.disk.open_store import index_to_write
 from radixkv.tiers.disk.slot_files import SlotFiles
 from radixkv.tiers.disk.slot_index import IndexedBlock, IndexErrors, SlotIndex
 from radixkv.tiers.disk.slot_reader import slot_bytes_of, verdict_on
-from radixkv.tiers.disk.store_folder import FolderLock, StoreHeader, owner_of, read_header
+from radixkv.tiers.disk.store_folder import FolderLock, StoreHeader, owner_of, read_header, remove_header
 from radixkv.tiers.record import RecordLayout, Verdict
 
 # Waits between looks at a block that seems corrupt, in a store that some process writes.
@@ -61,6 +61,10 @@ class Verification:
 
 class UnreadableStoreError(ValueError):
     """A store is of another version of RadixKV, or damaged; the message says which."""
+
+
+class UnreadableHeaderError(UnreadableStoreError):
+    """A store's header is damaged; the message names the file."""
 
 
 class UnreadableIndexError(UnreadableStoreError):
@@ -152,7 +156,7 @@ def clear(folder: Path, namespace: bytes | None = None) -> int:
         namespace: as `describe` names it.
 
     Returns:
-        How many blocks were forgotten; 0 if the index, which is then removed, could not be read.
+        How many blocks were forgotten; 0 if the header or the index, which are then removed, could not be read.
 
     Raises:
         OSError: it cannot be read or written.
@@ -173,19 +177,15 @@ def clear(folder: Path, namespace: bytes | None = None) -> int:
                     if row.slot < store.files.num_slots:  # else its file is gone, or too short
                         store.files.write(row.slot, [zeros])
             return len(doomed)
-    except UnreadableIndexError:
+    except (UnreadableHeaderError, UnreadableIndexError) as error:
         if namespace is not None:
             raise
-        _remove_all(folder)
+        with closing(FolderLock(folder)), closing(SlotFiles(folder, 1, writable=True)) as files:  # slots of any size
+            SlotIndex.remove(folder)
+            files.shrink(0)
+            if isinstance(error, UnreadableHeaderError):
+                remove_header(folder)
         return 0
-
-
-def _remove_all(folder: Path) -> None:
-    header = read_header(folder)
-    slot_bytes = slot_bytes_of(RecordLayout(header.block_format, sealed=header.sealed))
-    with closing(FolderLock(folder)), closing(SlotFiles(folder, slot_bytes, writable=True)) as files:
-        SlotIndex.remove(folder)
-        files.shrink(0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,7 +198,10 @@ class _Store:
 
 @contextmanager
 def _opened(folder: Path, *, writable: bool) -> Iterator[_Store]:
-    header = read_header(folder)
+    try:
+        header = read_header(folder)
+    except ValueError as error:
+        raise UnreadableHeaderError(str(error)) from error
     if not header.readable:
         raise UnreadableStoreError(
             f"{folder}: its format has version {header.version}, which this version of RadixKV does not read"

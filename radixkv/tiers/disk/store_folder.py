@@ -110,6 +110,11 @@ def read_header(folder: Path) -> StoreHeader:
         raise ValueError(f"{folder / _HEADER}: this is not the header of a store of blocks ({error!r})") from error
 
 
+def remove_header(folder: Path) -> None:
+    """Without it, a folder is no store until `make_store_folder` makes it one again."""
+    (folder / _HEADER).unlink(missing_ok=True)
+
+
 def _has_header(folder: Path, codec: RecordCodec) -> bool:
     """Whether a header is there that describes the records; the name of the model may be another one of the same."""
     try:

@@ -111,6 +111,23 @@ def test_a_damaged_header_is_written_anew_by_whoever_writes_the_store(
     assert "model another name" in run("info").output
 
 
+def test_a_store_whose_header_is_damaged_can_be_cleared(run: Run, root: Path) -> None:
+    """Only an engine of the same model could mend it, and until then its space was taken."""
+    (folder,) = store_folders(root)
+    (folder / "format.json").write_text("{")
+    one = run("clear", "--namespace", ANN[0].namespace.hex())
+    assert one.exit_code == 1
+    assert "format.json: this is not the header of a store of blocks" in one.output
+    assert (folder / "blocks-00000").stat().st_size > 0
+    assert run("clear").exit_code == 0
+    assert (folder / "blocks-00000").stat().st_size == 0
+    assert not [*store_folders(root)]
+    tier = tier_in(root)
+    put(tier)
+    tier.close()
+    assert "6 right, 0 corrupt" in run("verify").output
+
+
 def test_to_clear_a_namespace_that_no_store_has_is_an_error(run: Run, root: Path) -> None:
     """It looked as if something had been cleared."""
     nobody = prefix_keys("nobody", 1)[0].namespace.hex()
