@@ -53,9 +53,11 @@ def error_in_tolerances(replacement: nn.Module, original: nn.Module, probe: Prob
         given, expected = given[0], expected[0]
     if isinstance(expected, tuple) or given.shape != expected.shape or given.dtype != expected.dtype:
         return math.inf
-    factors = [_share(given.double() - expected.double(), expected.double())]
+    wanted = expected.double().flatten()
+    difference = given.double().flatten() - wanted
+    factors = [float(_share(difference, wanted))]
     if expected.shape == tokens.shape:  # what a layer adds
-        factors.append(_share(given.double() - expected.double(), expected.double() - tokens.double()))
+        factors.append(float(_share(difference, wanted - tokens.double().flatten())))
     # A factor of queries at some positions makes little difference to the result: less than rounding may.
     factors += [_largest_share(heads - own, own) for heads, own in zip(attended, expected_attended, strict=True)]
     return max(_largest_difference(given, expected), *(factor / _MAX_FACTOR for factor in factors))
@@ -89,10 +91,15 @@ def _largest_difference(given: torch.Tensor, expected: torch.Tensor) -> float:
 
 def _largest_share(part: torch.Tensor, whole: torch.Tensor) -> float:
     """The largest `_share` of a token; both are ``[1, heads, tokens, dim]``."""
-    products = ((each.double() * whole.double()).sum((1, 3)) for each in (part, whole))
-    return float(torch.div(*products).abs().max())
+    part, whole = (each.double().transpose(1, 2).flatten(2) for each in (part, whole))
+    return float(_share(part, whole).max())
 
 
-def _share(part: torch.Tensor, whole: torch.Tensor) -> float:
-    """By which factor of ``whole`` a ``part`` is along it, in size."""
-    return abs(float((part * whole).sum() / (whole * whole).sum()))
+def _share(part: torch.Tensor, whole: torch.Tensor) -> torch.Tensor:
+    """By which factor of ``whole`` a ``part`` is along it, in size, over the last dimension.
+
+    Zeros have no part; numbers that are not finite, which compare with nothing, an infinite one.
+    """
+    length = (whole * whole).sum(-1)
+    share = (part * whole).sum(-1) / length
+    return torch.where(length == 0, 0.0, share).abs().nan_to_num(math.inf)

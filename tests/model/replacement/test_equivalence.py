@@ -1,0 +1,36 @@
+"""What is found out about a module and what could stand in for it."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from radixkv.model.replacement.equivalence import error_in_tolerances
+from radixkv.model.replacement.probe import Probe
+
+
+class _Attending(nn.Module):
+    """Returns its input, and attends with that input times a factor."""
+
+    def __init__(self, probe: Probe, factor: float) -> None:
+        super().__init__()
+        self._probe, self._factor = probe, factor
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self._probe.attended.append(self._factor * x.unsqueeze(1))
+        return x
+
+
+@pytest.mark.parametrize(
+    ("factor", "original", "error"),
+    [(1.0, 1.0, 0.0), (0.0, 0.0, 0.0), (math.nan, 1.0, math.inf), (math.inf, math.inf, math.inf)],
+)
+def test_queries_that_compare_with_nothing_are_no_equal_ones(factor: float, original: float, error: float) -> None:
+    """An error that is no number was the greatest of none, and so the module was replaced."""
+    probe = Probe()
+    replaced = _Attending(probe, original)
+    probe.calls[replaced] = (torch.ones(1, 5, 8),), {}
+    assert error_in_tolerances(_Attending(probe, factor), replaced, probe) == error
