@@ -85,6 +85,7 @@ def llm(default_tokenizer: Any) -> LLM:
         (lambda llm: AsyncLLM(llm, tenants=["a"]), "tenants: expected a TenantShare for each name, got \\['a'\\]"),  # type: ignore[arg-type]
         (lambda llm: AsyncLLM(llm, tenants={"a": 1}), "tenants: expected a TenantShare for each name"),  # type: ignore[dict-item]
         (lambda llm: LLM(llm.engine.loaded.model, tokenizer="/nowhere"), "tokenizer: expected .*there is no such"),
+        (lambda llm: LLM(llm.engine.loaded.model, tokenizer=3), "tokenizer: expected one of transformers, .*, got 3"),
     ],
 )
 def test_a_bad_argument_is_named_and_changes_nothing(llm: LLM, call: Callable[[LLM], Any], message: str) -> None:

@@ -97,6 +97,7 @@ def chosen_tokenizer(config: ModelConfig, read_own: Callable[[], Any]) -> Any:
 
     Raises:
         ModelLoadError: the tokenizer does not exist or cannot be read.
+        TypeError: it is an object of another kind.
         ValueError: ``chat_template`` is neither a file nor a template, or there is no tokenizer to use it.
     """
     tokenizer = config.tokenizer
@@ -107,6 +108,8 @@ def chosen_tokenizer(config: ModelConfig, read_own: Callable[[], Any]) -> Any:
             tokenizer = load_tokenizer(tokenizer)
         except ModelLoadError as error:
             raise ModelLoadError(f"tokenizer: {str(error).removeprefix('model: ')}") from error
+    elif not (callable(tokenizer) and hasattr(tokenizer, "convert_ids_to_tokens")):
+        raise TypeError(f"tokenizer: expected one of transformers, or its hub id or folder, got {tokenizer!r:.80}")
     if config.chat_template is None:
         return tokenizer
     return copy.deepcopy(_with_template(tokenizer, config.chat_template))  # the caller may use it elsewhere

@@ -8,7 +8,7 @@ from typing import Any, NoReturn, TypeVar
 
 import numpy as np
 
-from radixkv.cache.arguments import is_whole
+from radixkv.cache.arguments import check_count, is_whole
 from radixkv.testing.adapter import BlockCopy, CacheAdapter
 
 Result = TypeVar("Result")
@@ -44,12 +44,15 @@ class Answers:
 
     Raises:
         TypeError: it is not a `CacheAdapter`, or an answer has a wrong type; the message names the method and the right type.
-        ValueError: likewise, where an answer is out of range.
+        ValueError: likewise, where an answer is out of range; or the adapter lacks its sizes.
     """
 
     def __init__(self, adapter: CacheAdapter, raised: Callable[[Exception], NoReturn]) -> None:
         if not isinstance(adapter, CacheAdapter):
             raise TypeError(f"adapter: expected a CacheAdapter, got {adapter!r:.80}")
+        for name in ("num_blocks", "block_size"):
+            given: Any = getattr(adapter, name, None)
+            check_count(f"adapter.{name}", given, 1)
         self._adapter = adapter
         self._raised = raised
 

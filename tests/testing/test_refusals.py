@@ -12,6 +12,12 @@ from radixkv.cache import LRU, BlockTable
 from radixkv.testing import BlockCopy, CacheAdapter, PrefixCacheAdapter, cache_machine, find_violation, policy_machine
 
 
+def _without_sizes(num_blocks: int, block_size: int) -> CacheAdapter:
+    adapter = PrefixCacheAdapter(num_blocks, block_size)
+    del adapter.num_blocks
+    return adapter
+
+
 @pytest.mark.parametrize(
     ("call", "message"),
     [
@@ -25,6 +31,7 @@ from radixkv.testing import BlockCopy, CacheAdapter, PrefixCacheAdapter, cache_m
         (lambda: cache_machine(CacheAdapter), "make_adapter: .* got CacheAdapter, which has no abort, blocks, "),
         (lambda: policy_machine("x"), "make_policy: expected a class, or a function of no arguments, got 'x'"),  # type: ignore[arg-type]
         (lambda: find_violation(lambda num_blocks, block_size: None), "adapter: expected a CacheAdapter, got None"),  # type: ignore[arg-type,return-value]
+        (lambda: find_violation(_without_sizes), "adapter.num_blocks: expected a whole number of at least 1, got None"),
         (lambda: find_violation(PrefixCacheAdapter, max_examples=0), "max_examples: expected .* at least 1, got 0"),
         *(
             (
