@@ -69,7 +69,15 @@ def set_up_pool(
             ),
             measure_graphs=measure_graphs,
         )
-    return use_pool(num_blocks)
+    pool = use_pool(num_blocks)
+    _log.info(
+        "KV cache: %d blocks of %d tokens (%.2f GiB), %d tokens in all",
+        num_blocks,
+        block_size,
+        pool.nbytes / 2**30,
+        num_blocks * block_size,
+    )
+    return pool
 
 
 def with_length_in_pool(loaded: LoadedModel, pool: KVPool) -> LoadedModel:

@@ -71,6 +71,13 @@ def test_the_log_says_so_once(caplog: pytest.LogCaptureFixture) -> None:
         assert [record.levelno for record in told] == ([] if level is None else [level])
 
 
+def test_the_log_has_the_size_of_the_kv_cache(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO):
+        pool = make().engine.pool
+    size = f"{pool.nbytes / 2**30:.2f} GiB"
+    assert f"KV cache: 10 blocks of 4 tokens ({size}), 40 tokens in all" in caplog.messages
+
+
 @pytest.mark.parametrize(
     "options",
     [
