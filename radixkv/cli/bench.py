@@ -15,15 +15,16 @@ from radixkv.extras import needing_extra
 app = typer.Typer(no_args_is_help=True, help="Measure, always against a baseline in the same run.")
 
 PeerPython = Annotated[
-    Path | None, typer.Option(exists=True, dir_okay=False, help="python of an environment in which it is installed")
+    Path | None,
+    typer.Option(exists=True, dir_okay=False, help="Python of an environment in which the baseline is installed"),
 ]
 PlotPath = Annotated[Path | None, typer.Option(callback=writable_plot, help="draw the figures into this file")]
-Rounds = Annotated[int, typer.Option(min=1, help="rounds; the median counts")]
-RoundsInTurns = Annotated[int, typer.Option(min=1, help="rounds, in turns; the median counts")]
-Only = Annotated[str | None, typer.Option(help="rows whose name contains this")]
-OnlyWorkloads = Annotated[str | None, typer.Option(help="workloads whose name contains this")]
-Resume = Annotated[bool, typer.Option("--resume", help="keep the rows that the file has, and measure the others")]
-AttackSeed = Annotated[int, typer.Option(help="of what the attackers do")]
+Rounds = Annotated[int, typer.Option(min=1, help="rounds; the median is reported")]
+RoundsInTurns = Annotated[int, typer.Option(min=1, help="rounds, alternating; the median is reported")]
+Only = Annotated[str | None, typer.Option(help="only rows whose name contains this")]
+OnlyWorkloads = Annotated[str | None, typer.Option(help="only workloads whose name contains this")]
+Resume = Annotated[bool, typer.Option("--resume", help="skip the rows that the file already has")]
+AttackSeed = Annotated[int, typer.Option(help="seed of the attackers' choices")]
 
 
 def _exit_unless(succeeded: bool) -> None:
@@ -44,9 +45,11 @@ def against(
     vllm: PeerPython = None,
     llama_cpp: PeerPython = None,
     dtype: Annotated[
-        Literal["bfloat16", "float32"], typer.Option(help="of both engines; llama.cpp has its file's")
+        Literal["bfloat16", "float32"], typer.Option(help="type of both engines; llama.cpp uses that of its file")
     ] = "bfloat16",
-    quantization: Annotated[Literal["int8", "int4"] | None, typer.Option(help="of our weights")] = None,
+    quantization: Annotated[
+        Literal["int8", "int4"] | None, typer.Option(help="quantization of RadixKV's weights")
+    ] = None,
     json_path: JsonPath = None,
     plot: PlotPath = None,
     rounds: RoundsInTurns = 3,
@@ -79,15 +82,15 @@ def drafts(
     plot: PlotPath = None,
     rounds: RoundsInTurns = 1,
     only: Annotated[
-        list[str] | None, typer.Option(help="kinds of work whose name contains this; may be repeated")
+        list[str] | None, typer.Option(help="only workloads whose name contains this; may be repeated")
     ] = None,
-    dtype: Annotated[str, typer.Option(help="of the model; float32 to see whether the tokens are the same")] = "auto",
+    dtype: Annotated[str, typer.Option(help="type of the model; float32 compares the tokens")] = "auto",
     num_tokens: Annotated[
-        int, typer.Option(min=2, help="tokens of an answer at most, where no schema needs more")
+        int, typer.Option(min=2, help="maximum number of tokens per answer, unless a schema needs more")
     ] = 64,
     vllm: PeerPython = None,
 ) -> None:
-    """Tokens a second with drafts and without, and whether they are the same."""
+    """Tokens per second with drafts and without, and whether the tokens are equal."""
     from radixkv.bench.drafts.speed import run_drafts
 
     run_drafts(console_for(json_path, plot), rounds, only or [], dtype, num_tokens, json_path, plot, vllm)
@@ -95,7 +98,7 @@ def drafts(
 
 @app.command()
 def cache(json_path: JsonPath = None, rounds: Rounds = 15) -> None:
-    """What the cache's bookkeeping costs, against a chain of block hashes."""
+    """Cost of the cache's bookkeeping, against a chain of block hashes."""
     from radixkv.bench.cache.bookkeeping import run_cache
 
     run_cache(console_for(json_path), rounds, json_path)
@@ -103,7 +106,7 @@ def cache(json_path: JsonPath = None, rounds: Rounds = 15) -> None:
 
 @app.command()
 def cache_scaling(json_path: JsonPath = None, plot: PlotPath = None) -> None:
-    """How the costs of the cache's bookkeeping grow with prompts and trees."""
+    """How the cost of the cache's bookkeeping grows with the sizes of prompts and trees."""
     from radixkv.bench.cache.scaling import run_scaling
 
     run_scaling(console_for(json_path, plot), json_path, plot)
@@ -111,7 +114,7 @@ def cache_scaling(json_path: JsonPath = None, plot: PlotPath = None) -> None:
 
 @app.command()
 def attention(json_path: JsonPath = None, only: Only = None, resume: Resume = False) -> None:
-    """One layer's attention, cache writes, block copies and draws on a GPU, against what they must cost."""
+    """One layer's attention, cache writes, block copies and sampling on a GPU, against their lower bounds."""
     from radixkv.bench.gpu.attention import run_attention
 
     _exit_unless(run_attention(console_for(json_path), json_path, only, resume))
@@ -119,7 +122,7 @@ def attention(json_path: JsonPath = None, only: Only = None, resume: Resume = Fa
 
 @app.command()
 def tiles(json_path: JsonPath = None, only: Only = None, resume: Resume = False) -> None:
-    """Which tile configuration is fastest on a GPU, and from when on sharing and splitting pay."""
+    """The fastest tile configurations on a GPU, and the sizes from which sharing and splitting pay."""
     from radixkv.bench.gpu.tiles import run_tiles
 
     _exit_unless(run_tiles(console_for(json_path), json_path, only, resume))
@@ -128,9 +131,9 @@ def tiles(json_path: JsonPath = None, only: Only = None, resume: Resume = False)
 @app.command()
 def plan(
     json_path: JsonPath = None,
-    steps: Annotated[int, typer.Option(min=1, help="steps of each kind; the median counts")] = 200,
+    steps: Annotated[int, typer.Option(min=1, help="steps of each kind; the median is reported")] = 200,
 ) -> None:
-    """What planning a batch for the GPU costs the host, against planning it from nothing. Needs no GPU."""
+    """Host time to plan a batch for the GPU incrementally, against planning it anew. Needs no GPU."""
     with needing_extra("gpu"):
         from radixkv.bench.gpu.plan import run_plan
 
@@ -139,9 +142,10 @@ def plan(
 
 @app.command()
 def routing(
-    decisions: Annotated[int, typer.Option(min=1, help="how many to measure")] = 5000, json_path: JsonPath = None
+    decisions: Annotated[int, typer.Option(min=1, help="number of decisions to measure")] = 5000,
+    json_path: JsonPath = None,
 ) -> None:
-    """What it costs to choose one of 16 replicas for a prompt, with a million blocks known."""
+    """Time to choose one of 16 replicas for a prompt, with a million blocks indexed."""
     from radixkv.bench.cluster.routing import run_routing
 
     run_routing(console_for(json_path), decisions, json_path)
@@ -149,7 +153,7 @@ def routing(
 
 @app.command()
 def decode(json_path: JsonPath = None, only: Only = None, resume: Resume = False) -> None:
-    """Whole decoding steps of 8 billion weights on a GPU, against what they must cost and transformers."""
+    """Whole decoding steps of a model with 8 billion weights on a GPU, against their lower bound and transformers."""
     from radixkv.bench.gpu.decode import run_decode
 
     _exit_unless(run_decode(console_for(json_path), json_path, only, resume))
@@ -157,7 +161,7 @@ def decode(json_path: JsonPath = None, only: Only = None, resume: Resume = False
 
 @app.command()
 def limits(json_path: JsonPath = None) -> None:
-    """What a GPU can do at most: copying, reading, multiplying."""
+    """A GPU's peak rates: copying, reading, multiplying."""
     from radixkv.bench.gpu.limits import run_limits
 
     run_limits(console_for(json_path), json_path)
@@ -166,15 +170,19 @@ def limits(json_path: JsonPath = None) -> None:
 @app.command()
 def first_light(
     json_path: JsonPath = None,
-    minutes: Annotated[float, typer.Option(min=0.5, help="for this run; what is left goes on with --resume")] = 9,
-    total_minutes: Annotated[float, typer.Option(min=0.5, help="for this run and all that it goes on with")] = 30,
-    resume: Annotated[bool, typer.Option("--resume", help="go on where the file of --json ends")] = False,
+    minutes: Annotated[
+        float, typer.Option(min=0.5, help="time limit of this run; --resume continues with what is left")
+    ] = 9,
+    total_minutes: Annotated[
+        float, typer.Option(min=0.5, help="time limit of this run and those that it resumes, together")
+    ] = 30,
+    resume: Annotated[bool, typer.Option("--resume", help="continue where the file of --json ends")] = False,
     only: Annotated[
-        list[str] | None, typer.Option(help="this part, also if it was run before; may be repeated")
+        list[str] | None, typer.Option(help="run only this part, even if it was run before; may be repeated")
     ] = None,
-    skip: Annotated[list[str] | None, typer.Option(help="not this part; may be repeated")] = None,
+    skip: Annotated[list[str] | None, typer.Option(help="leave out this part; may be repeated")] = None,
 ) -> None:
-    """Everything that must be known of a GPU on which RadixKV has not run yet: correctness, speed, what to set."""
+    """All checks and benches of a GPU model on which RadixKV has not run yet: correctness, speed, constants to set."""
     from radixkv.bench.gpu.first_light import run_first_light
     from radixkv.bench.gpu.first_light_parts import first_light_parts
 
@@ -188,12 +196,12 @@ def first_light(
 def tier_reads(
     folder: Annotated[
         Path | None,
-        typer.Option(exists=True, file_okay=False, help="on the disk to measure [default: temporary files]"),
+        typer.Option(exists=True, file_okay=False, help="folder on the disk to measure [default: temporary files]"),
     ] = None,
     rounds: RoundsInTurns = 5,
     json_path: JsonPath = None,
 ) -> None:
-    """How fast the disk tier reads and writes blocks, against a plain loop over the same file and memcpy."""
+    """Read and write rates of the disk tier, against a plain loop over the same file and memcpy."""
     from radixkv.bench.tiers.reads import run_tier_reads
 
     run_tier_reads(console_for(json_path), folder, rounds, json_path)
@@ -201,7 +209,7 @@ def tier_reads(
 
 @app.command()
 def quality(json_path: JsonPath = None) -> None:
-    """What bfloat16, int8 and int4 cost in perplexity and in the likeliest tokens, on a CPU."""
+    """Loss of quality in bfloat16, int8 and int4 on a CPU: perplexity, and greedy tokens that change."""
     from radixkv.bench.engine.quality import run_quality
 
     run_quality(console_for(json_path), json_path)
@@ -217,11 +225,11 @@ def check() -> None:
 
 @app.command()
 def soak(
-    minutes: Annotated[float, typer.Option(min=0.01, help="how long")] = 5,
-    seed: Annotated[int, typer.Option(help="the same seed does the same work")] = 0,
+    minutes: Annotated[float, typer.Option(min=0.01, help="duration")] = 5,
+    seed: Annotated[int, typer.Option(help="seed of the operations")] = 0,
     json_path: JsonPath = None,
 ) -> None:
-    """Random work on the cache, every rule checked throughout."""
+    """Random operations on the cache, with every rule checked."""
     from radixkv.bench.cache.soak import run_soak
 
     _exit_unless(run_soak(console_for(json_path), minutes, seed, json_path))
@@ -229,11 +237,11 @@ def soak(
 
 @app.command()
 def soak_server(
-    minutes: Annotated[float, typer.Option(min=0.05, help="how long")] = 10,
+    minutes: Annotated[float, typer.Option(min=0.05, help="duration")] = 10,
     seed: AttackSeed = 0,
     json_path: JsonPath = None,
 ) -> None:
-    """Hostile clients beside normal ones on a real server."""
+    """Hostile clients beside normal ones on a real server, for a long time."""
     with needing_extra("bench,server"):
         from radixkv.bench.serving.soak import run_soak_server
 
@@ -242,14 +250,14 @@ def soak_server(
 
 @app.command()
 def attacks(
-    seconds: Annotated[float, typer.Option(min=0.1, help="for each attack")] = 4.0,
+    seconds: Annotated[float, typer.Option(min=0.1, help="duration of each attack")] = 4.0,
     seed: AttackSeed = 0,
     checkout: Annotated[
-        Path | None, typer.Option(exists=True, file_okay=False, help="folder of another version, to attack it, too")
+        Path | None, typer.Option(exists=True, file_okay=False, help="folder of another version to attack as well")
     ] = None,
     json_path: JsonPath = None,
 ) -> None:
-    """What each way of attacking a server costs the others: first tokens, gaps between tokens, health checks."""
+    """How each attack on a server slows other clients: first tokens, gaps between tokens, health checks."""
     with needing_extra("bench,server"):
         from radixkv.bench.serving.attacks import run_attacks
 
@@ -262,22 +270,24 @@ def serve(
     url: Annotated[str, typer.Option(help="an OpenAI-compatible server")] = "http://127.0.0.1:8000",
     json_path: JsonPath = None,
     plot: PlotPath = None,
-    rate: Annotated[
-        float | None, typer.Option(min=0.001, help="begin so many conversations a second, at random moments")
-    ] = None,
-    concurrency: Annotated[int, typer.Option(min=1, help="without --rate: conversations at a time")] = 16,
+    rate: Annotated[float | None, typer.Option(min=0.001, help="Poisson arrivals: conversations per second")] = None,
+    concurrency: Annotated[int, typer.Option(min=1, help="without --rate: concurrent conversations")] = 16,
     conversations: Annotated[int, typer.Option(min=1, help="conversations in all")] = 64,
-    turns: Annotated[int, typer.Option(min=1, help="questions in each, asked one after the other")] = 1,
+    turns: Annotated[int, typer.Option(min=1, help="turns per conversation")] = 1,
     prefixes: Annotated[int, typer.Option(min=1, help="different system prompts")] = 1,
     prefix_tokens: Annotated[int, typer.Option(min=0, help="length of a system prompt; 0: none")] = 500,
     prompt_tokens: Annotated[int, typer.Option(min=1, help="length of a question")] = 50,
     answer_tokens: Annotated[int, typer.Option(min=1, help="length of an answer")] = 64,
-    ignore_eos: Annotated[bool, typer.Option(help="ask for answers of full length; not all servers know it")] = True,
+    ignore_eos: Annotated[
+        bool, typer.Option(help="set ignore_eos, so that answers have full length; not all servers accept it")
+    ] = True,
     model: Annotated[str | None, typer.Option(help="the model's name [default: the first that is served]")] = None,
     api_key: Annotated[str | None, typer.Option()] = None,
-    seed: Annotated[int, typer.Option(help="another seed, other words: a server remembers those of earlier runs")] = 0,
+    seed: Annotated[
+        int, typer.Option(help="seed of the words; use a new one for each run, because servers cache earlier prompts")
+    ] = 0,
 ) -> None:
-    """Put load on a server: latencies as median and p99, throughput, what was cached."""
+    """Load test of a server: median and p99 latencies, throughput, cached tokens."""
     with needing_extra("bench"):
         from radixkv.bench.serving.client import HttpClient
         from radixkv.bench.serving.load_test import Arrivals, run_serve
@@ -300,7 +310,7 @@ def fairness(
     json_path: JsonPath = None,
     plot: PlotPath = None,
 ) -> None:
-    """One greedy tenant beside three modest ones: their waiting times, throughput, what was cached."""
+    """One greedy tenant beside three modest ones: times to the first token, throughput, cached tokens."""
     from radixkv.bench.engine.fairness import run_fairness
 
     run_fairness(console_for(json_path, plot), model, rounds, json_path, plot)
@@ -309,12 +319,12 @@ def fairness(
 @app.command()
 def http_cost(
     model: Model = None,
-    streams: Annotated[int, typer.Option(min=1, help="answers at a time")] = 64,
-    answer_tokens: Annotated[int, typer.Option(min=2, help="length of each")] = 64,
+    streams: Annotated[int, typer.Option(min=1, help="concurrent streams")] = 64,
+    answer_tokens: Annotated[int, typer.Option(min=2, help="length of an answer")] = 64,
     rounds: Rounds = 3,
     json_path: JsonPath = None,
 ) -> None:
-    """What HTTP costs, against the same load on the engine in the same run."""
+    """Cost of HTTP, against the same load on the engine in the same run."""
     with needing_extra("bench,server"):
         from radixkv.bench.serving.http_cost import run_http_cost
 
@@ -324,16 +334,19 @@ def http_cost(
 @app.command()
 def tiers(
     model: Model = None,
-    conversations: Annotated[int, typer.Option(min=32, help="of a working set four times the pool")] = 48,
-    turns: Annotated[int, typer.Option(min=1, help="of each conversation")] = 5,
+    conversations: Annotated[
+        int, typer.Option(min=32, help="number of conversations, whose working set is four times the pool")
+    ] = 48,
+    turns: Annotated[int, typer.Option(min=1, help="turns per conversation")] = 5,
     rounds: RoundsInTurns = 3,
     shared_cache: Annotated[
-        str | None, typer.Option(help="measure this shared store, too: a folder, or a Redis or Valkey server's URL")
+        str | None,
+        typer.Option(help="also measure this shared store: a folder, or the URL of a Redis or Valkey server"),
     ] = None,
     json_path: JsonPath = None,
     plot: PlotPath = None,
 ) -> None:
-    """What tiers below the pool bring and cost: restarts, a working set too large, writing, a shared store."""
+    """Gain and cost of tiers below the pool: restarts, a working set larger than the pool, writes, a shared store."""
     from radixkv.bench.tiers.benefit import run_tiers
 
     run_tiers(console_for(json_path, plot), model, conversations, turns, rounds, shared_cache, json_path, plot)
@@ -343,13 +356,14 @@ def tiers(
 def cluster_bench(
     model: Model = None,
     replicas: Annotated[
-        list[int] | None, typer.Option(min=2, help="of the larger cluster; may be repeated", show_default="2")
+        list[int] | None,
+        typer.Option(min=2, help="number of replicas of the larger cluster; may be repeated", show_default="2"),
     ] = None,
-    streams: Annotated[int, typer.Option(min=1, help="answers at a time")] = 32,
+    streams: Annotated[int, typer.Option(min=1, help="concurrent streams")] = 32,
     rounds: RoundsInTurns = 3,
     json_path: JsonPath = None,
 ) -> None:
-    """What an ingress over replicas costs against one server, and what it finds cached."""
+    """Cost of an ingress over replicas against one server, and their hit rate."""
     with needing_extra("cluster"):
         from radixkv.bench.cluster.ingress import run_cluster_bench
 
@@ -359,10 +373,10 @@ def cluster_bench(
 @app.command()
 def replica_memory(
     model: Model = None,
-    replicas: Annotated[int, typer.Option(min=2, help="side by side")] = 2,
+    replicas: Annotated[int, typer.Option(min=2, help="number of replicas")] = 2,
     json_path: JsonPath = None,
 ) -> None:
-    """What each of several replicas takes of a machine's memory, with weights of its own and with shared ones."""
+    """Memory of each of several replicas on a machine, with private and with shared weights."""
     with needing_extra("cluster"):
         from radixkv.bench.cluster.replica_memory import run_replica_memory
 
@@ -374,10 +388,10 @@ def chaos(
     model: Model = None,
     replicas: Annotated[int, typer.Option(min=2, help="replicas")] = 2,
     streams: Annotated[int, typer.Option(min=1, help="requests in all")] = 200,
-    concurrency: Annotated[int, typer.Option(min=1, help="requests at a time")] = 16,
-    seconds: Annotated[float, typer.Option(min=0.1, help="between kills, on average")] = 4.0,
-    answer_tokens: Annotated[int, typer.Option(min=32, help="of an answer at most")] = 48,
-    seed: Annotated[int, typer.Option(help="of who is killed when")] = 0,
+    concurrency: Annotated[int, typer.Option(min=1, help="concurrent requests")] = 16,
+    seconds: Annotated[float, typer.Option(min=0.1, help="average time between kills")] = 4.0,
+    answer_tokens: Annotated[int, typer.Option(min=32, help="maximum length of an answer")] = 48,
+    seed: Annotated[int, typer.Option(help="seed of the kills")] = 0,
     json_path: JsonPath = None,
 ) -> None:
     """Kill replicas while they answer, and the ingress once: every stream must complete with its text."""

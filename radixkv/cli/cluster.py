@@ -40,7 +40,10 @@ _INGRESS_OPTIONS = (*_OF_INGRESS, *_OF_TEXT)
 @with_options_of(ServerConfig, ModelConfig, EngineConfig, only=_REPLICA_OPTIONS)
 def replica(
     listen: Annotated[
-        str, typer.Option(help="HOST:PORT or unix:PATH; for ingresses, not for users.")
+        str,
+        typer.Option(
+            help="HOST:PORT or unix:PATH on which ingresses reach this replica; users connect to the ingress."
+        ),
     ] = "127.0.0.1:8100",
     secret_file: SecretFile = None,
     **options: Any,
@@ -66,14 +69,16 @@ def ingress(
     ] = None,
     replicas_file: Annotated[
         Path | None,
-        typer.Option(exists=True, dir_okay=False, help="File with more of them, one per line; read again at SIGHUP."),
+        typer.Option(
+            exists=True, dir_okay=False, help="File of more replicas, one NAME=URL per line; read again at SIGHUP."
+        ),
     ] = None,
     secret_file: SecretFile = None,
     **options: Any,
 ) -> None:
     """Serve a model over OpenAI's and Anthropic's HTTP APIs from replicas that run elsewhere.
 
-    MODEL is where the tokenizer is found; by default what the replicas call their model.
+    MODEL is the hub id or folder of the tokenizer; by default the replicas' model.
     """
     report_mistyped_variables(_INGRESS_OPTIONS)
     from radixkv.model.without_torch import forgo_torch

@@ -85,7 +85,7 @@ def _native_code(flags: frozenset[str]) -> Finding:
         advice = "it is for x86-64 with AVX2 or later"
     else:
         advice = "install g++, then reinstall RadixKV"
-    return Finding("native code", "none", f"torch stands in for it at half the speed: {advice}")
+    return Finding("native code", "none", f"torch computes instead, at half the speed: {advice}")
 
 
 def _read_bandwidth() -> float:

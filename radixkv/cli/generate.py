@@ -22,11 +22,11 @@ _OF_SAMPLING = ("n", "temperature", "top_p", "seed")
 def chat(
     model: Model = None,
     system: Annotated[str | None, typer.Option(help="system prompt")] = None,
-    max_tokens: Annotated[int, typer.Option(help="tokens of an answer at most")] = 512,
-    temperature: Annotated[float, typer.Option(help="0: always the likeliest token")] = 0.0,
+    max_tokens: Annotated[int, typer.Option(help="maximum number of tokens per answer")] = 512,
+    temperature: Annotated[float, typer.Option(help="sampling temperature; 0: greedy")] = 0.0,
     **options: Any,
 ) -> None:
-    """Talk to a model; each answer is followed by how much of its prompt was reused."""
+    """Chat with a model; each answer shows how much of its prompt was reused."""
     if sys.stdin is None:
         raise ValueError("standard input is closed, and turns are read from it")
     from radixkv import LLM, Chat, SamplingParams
@@ -44,17 +44,17 @@ def generate(
     context: typer.Context,
     prompts: Annotated[list[str], typer.Argument(help="one or more prompts")],
     model: Model = None,
-    n: Annotated[int, typer.Option(help="answers to each prompt")] = 1,
-    max_tokens: Annotated[int, typer.Option(help="tokens of an answer at most")] = 64,
+    n: Annotated[int, typer.Option(help="answers per prompt")] = 1,
+    max_tokens: Annotated[int, typer.Option(help="maximum number of tokens per answer")] = 64,
     temperature: Annotated[
-        float | None, typer.Option(help="0: always the likeliest token", show_default="0; with several answers 1")
+        float | None, typer.Option(help="sampling temperature; 0: greedy", show_default="0; with several answers 1")
     ] = None,
     top_p: Annotated[
-        float, typer.Option(help="draw only from the likeliest tokens, of this probability together")
+        float, typer.Option(help="sample from the smallest set of tokens whose probabilities sum to at least this")
     ] = 1.0,
-    seed: Annotated[int | None, typer.Option(help="the same seed draws the same answers")] = None,
-    stop: Annotated[list[str] | None, typer.Option(help="a string that ends an answer; may be repeated")] = None,
-    beam_width: Annotated[int, typer.Option(help="search with this many beams instead of sampling")] = 0,
+    seed: Annotated[int | None, typer.Option(help="seed; the same seed gives the same answers")] = None,
+    stop: Annotated[list[str] | None, typer.Option(help="stop string, which ends an answer; may be repeated")] = None,
+    beam_width: Annotated[int, typer.Option(help="beam search with this many beams, instead of sampling; 0: none")] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="print JSON lines")] = False,
     **options: Any,
 ) -> None:

@@ -10,8 +10,8 @@ app = typer.Typer(no_args_is_help=True, help="API keys of the server.")
 
 
 @app.command()
-def new(name: Annotated[str, typer.Argument(help="who will use it: letters, digits, - and _")]) -> None:
-    """Make a key: it is shown once, with the entry for the file that `serve --keys-file` reads."""
+def new(name: Annotated[str, typer.Argument(help="name of the key's tenant: letters, digits, - and _")]) -> None:
+    """Make a key and print it, with its entry for the file of `serve --keys-file`. The key is stored nowhere."""
     from radixkv.server.access.keys import hash_of, new_key
 
     if not name.replace("-", "").replace("_", "").isalnum() or not name.isascii() or len(name) > 64:

@@ -23,7 +23,7 @@ from radixkv.cli.warm import warm
 
 
 def demo(json_path: JsonPath = None) -> None:
-    """A tour on the real default model: what sharing saves, and that the answers stay the same."""
+    """Run a tour on the default model: what sharing saves, with equal answers."""
     from radixkv.cli.demo import run_demo
 
     if not run_demo(Console(), json_path):
@@ -33,7 +33,7 @@ def demo(json_path: JsonPath = None) -> None:
 def doctor(
     prepare: Annotated[bool, typer.Option("--prepare", help="convert the default model now, if it is not yet")] = False,
 ) -> None:
-    """Say what was found on this machine, and what to do about what is missing."""
+    """Check this machine and the installation, and report how to fix what is missing."""
     from radixkv.cli.doctor import report
     from radixkv.model.default_model import find_default_model
     from radixkv.model.gguf.conversion import ensure_converted

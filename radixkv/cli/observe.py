@@ -29,7 +29,7 @@ def inspect(
         str, typer.Argument(help="a snapshot's file, or its URL: /admin/snapshot of a server, or of an ingress")
     ],
     admin_key: Annotated[
-        str | None, typer.Option(help="the server's, where it has one", envvar=variable_of("admin_key"))
+        str | None, typer.Option(help="the server's admin key, if it has one", envvar=variable_of("admin_key"))
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="print the snapshot as JSON")] = False,
     svg: Annotated[Path | None, typer.Option(callback=writable, help="draw the tree into this file")] = None,
@@ -76,12 +76,15 @@ def simulate(
     blocks: Annotated[
         str | None,
         typer.Option(
-            help="cache sizes: 1000,2000 or shares of the distinct blocks: 2%,5%; with --replicas, one, of all together",
+            help="cache sizes, in blocks (1000,2000) or as shares of the distinct blocks (2%,5%); with --replicas one size, of "
+            "all caches together",
             show_default="2%,5%,10%,20%; with --replicas 30%",
         ),
     ] = None,
     policy: Annotated[str, typer.Option(help="names of eviction policies, or all")] = "all",
-    bytes_per_token: Annotated[int | None, typer.Option(help="of keys and values, to advise in GiB", min=1)] = None,
+    bytes_per_token: Annotated[
+        int | None, typer.Option(help="bytes of keys and values per token, to print sizes in GiB", min=1)
+    ] = None,
     tier: Annotated[
         list[str] | None,
         typer.Option(
@@ -99,17 +102,19 @@ def simulate(
     router: Annotated[str, typer.Option(help="with --replicas: names of routers, or all")] = "all",
     load: Annotated[
         float,
-        typer.Option(help="with --replicas: part of their time that is used; the trace's time is stretched for it"),
+        typer.Option(help="with --replicas: utilization to simulate; the trace's time is stretched to reach it"),
     ] = 0.85,
     ingresses: Annotated[
-        int, typer.Option(help="with --replicas: so many, each with a prefix router of its own", min=1)
+        int, typer.Option(help="with --replicas: number of ingresses, each with its own prefix router", min=1)
     ] = 1,
     prefill_ms: Annotated[
-        float, typer.Option(help="with --replicas or --tier: for each token of a prompt", min=1e-6)
+        float, typer.Option(help="with --replicas or --tier: milliseconds per prompt token", min=1e-6)
     ] = _PREFILL_MS,
-    decode_ms: Annotated[float, typer.Option(help="with --replicas: for each generated token", min=0)] = _DECODE_MS,
+    decode_ms: Annotated[
+        float, typer.Option(help="with --replicas: milliseconds per generated token", min=0)
+    ] = _DECODE_MS,
     step_ms: Annotated[
-        float, typer.Option(help="with --replicas: for each step of all sequences", min=1e-6)
+        float, typer.Option(help="with --replicas: milliseconds per step, whatever the batch", min=1e-6)
     ] = _STEP_MS,
 ) -> None:
     """Replay a trace through the cache, without a model: which policy, how much memory, what below it, how many replicas?"""
@@ -144,15 +149,15 @@ def simulate(
 
 @with_options_of(EngineConfig, only=("block_size",))
 def explain(
-    prompt: Annotated[str, typer.Argument(help="the prompt that should have hit")],
+    prompt: Annotated[str, typer.Argument(help="the prompt to explain")],
     after: Annotated[list[str], typer.Option(help="a prompt that was answered before it; may be repeated")],
     model: Model = None,
     as_json: Annotated[bool, typer.Option("--json", help="print JSON")] = False,
     **engine_options: Any,
 ) -> None:
-    """Say how much of a prompt earlier ones would have left in the cache, and where it differs from them.
+    """Show how much of a prompt would be reused after earlier ones, and where it differs from them.
 
-    Needs the model's tokenizer only. `LLM.explain` says the same of a cache in use.
+    Needs only the model's tokenizer. For a running cache, use `LLM.explain`.
     """
     from radixkv.model.tokenizer import load_tokenizer
     from radixkv.observe.prompt_explanation import explain_after

@@ -37,8 +37,8 @@ ConfigFile = Annotated[
         exists=True,
         dir_okay=False,
         callback=_use_as_defaults,
-        help="TOML or YAML file with options by name, such as block_size = 32 or api_keys = ['KEY']. The command line is "
-        "stronger than the environment, the environment than the file, the file than the defaults.",
+        help="TOML or YAML file with options by name, such as block_size = 32 or api_keys = ['KEY']. Precedence: command "
+        "line > environment > file > default.",
     ),
 ]
 

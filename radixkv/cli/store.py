@@ -22,7 +22,7 @@ Folder = Annotated[
 def info(
     folder: Folder, namespaces: Annotated[bool, typer.Option("--namespaces", help="also list namespaces")] = False
 ) -> None:
-    """What is stored, of which models, and who writes to it; ends with status 1 if a store cannot be read."""
+    """List the stores: models, sizes, which process writes. Exits with 1 if a store cannot be read."""
     from radixkv.tiers.disk.maintenance import describe
 
     failed = False
@@ -42,7 +42,7 @@ def info(
 
 @app.command()
 def verify(folder: Folder) -> None:
-    """Read all blocks and compare their checksums; ends with status 1 if one is not as it was written."""
+    """Read all blocks and compare their checksums. Exits with 1 if one is corrupt."""
     from radixkv.tiers.disk.maintenance import verify
 
     def verified(path: Path) -> tuple[str, int]:
@@ -58,10 +58,10 @@ def prune(
     folder: Folder,
     max_gib: Annotated[float | None, typer.Option(min=0, help="GiB to keep at most, in each store")] = None,
     unused_days: Annotated[
-        float | None, typer.Option(min=0, help="forget what was not used for this many days")
+        float | None, typer.Option(min=0, help="remove blocks that were not used for this many days")
     ] = None,
 ) -> None:
-    """Forget the blocks that were used longest ago, and give their space back."""
+    """Remove the least recently used blocks, and free their space."""
     import math
     import time
 
@@ -80,9 +80,11 @@ def prune(
 @app.command()
 def clear(
     folder: Folder,
-    namespace: Annotated[str | None, typer.Option(help="only this one, as `info --namespaces` names it")] = None,
+    namespace: Annotated[
+        str | None, typer.Option(help="remove only this namespace, named as by `info --namespaces`")
+    ] = None,
 ) -> None:
-    """Forget everything, or one namespace, and overwrite it or give its space back; status 1 if no store has it."""
+    """Remove everything, or one namespace, and overwrite it or free its space. Exits with 1 if no store has it."""
     from radixkv.tiers.block_key import DIGEST_BYTES
     from radixkv.tiers.disk.maintenance import clear
 

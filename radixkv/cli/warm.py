@@ -44,11 +44,12 @@ def warm(
     file: Annotated[Path, typer.Argument(exists=True, dir_okay=False, help="prompts, one line of JSON each")],
     model: Model = None,
     api_key: Annotated[
-        str | None, typer.Option(help="the key whose tenant will use the prompts; none if the server has no keys")
+        str | None,
+        typer.Option(help="API key of the tenant that will use the prompts; leave it out if the server has no keys"),
     ] = None,
     keys_file: Annotated[
         Path | None,
-        typer.Option(help="the server's file of keys, if the key is in it; it may be given by its name then"),
+        typer.Option(help="the server's file of keys; --api-key may then be the name of a key in it"),
     ] = None,
     **options: Any,
 ) -> None:
