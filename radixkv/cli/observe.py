@@ -76,8 +76,8 @@ def simulate(
     blocks: Annotated[
         str | None,
         typer.Option(
-            help="cache sizes, in blocks (1000,2000) or as shares of the distinct blocks (2%,5%); with --replicas one size, of "
-            "all caches together",
+            help="cache sizes, in blocks (1000,2000) or as shares of the distinct blocks (2%,5%); with --replicas one, "
+            "of all caches together",
             show_default="2%,5%,10%,20%; with --replicas 30%",
         ),
     ] = None,
