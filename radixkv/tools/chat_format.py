@@ -14,9 +14,10 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
-from jinja2 import TemplateError
-
 from radixkv.tools.definitions import ToolOptions
+from radixkv.tools.derivation.derived_form import derived_form
+from radixkv.tools.derivation.probes import TOOLS, NotDerivableError, TemplateProbe
+from radixkv.tools.derivation.reading import may_be_form_of
 from radixkv.tools.formats.base import CallFormat
 from radixkv.tools.formats.deepseek import DeepSeekV3Format, DeepSeekV31Format
 from radixkv.tools.formats.glm import GlmFormat
@@ -63,12 +64,6 @@ _SIGNS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("llama3_json", ('"parameters": dictionary of argument name',)),
     ("llama3_json", ("<|python_tag|>",)),
 )
-_PROBE = MappingProxyType(
-    {
-        "type": "function",
-        "function": {"name": "probe", "description": "p", "parameters": {"type": "object", "properties": {}}},
-    }
-)
 
 
 @dataclass(frozen=True)
@@ -100,17 +95,18 @@ class ChatFormat:
         cls, tokenizer: Any, calls: ToolCallParserName = "auto", reasoning: ReasoningParserName = "auto"
     ) -> ChatFormat:
         """The format of a model by its tokenizer, which has a chat template."""
-        template: str = tokenizer.get_chat_template(tools=[dict(_PROBE)])
-        form = CALL_FORMATS[_form_of(template) if calls == "auto" else SAME_AS.get(calls, calls)]
+        template: str = tokenizer.get_chat_template(tools=[dict(TOOLS[0])])
+        probe = TemplateProbe(tokenizer)
+        form = _form_of(template, probe) if calls == "auto" else CALL_FORMATS[SAME_AS.get(calls, calls)]
         tags = _tags_of(template) if reasoning == "auto" else REASONING_TAGS.get(SAME_AS.get(reasoning, reasoning))
         tokens = tokenizer.added_tokens_decoder
         return cls(
             calls=form,
             reasoning=tags,
             # A template whose form is not known would ask for calls in some other form than "json".
-            template_takes_tools=form is not CALL_FORMATS["json"] and _takes(tokenizer, ["user"], [dict(_PROBE)]),
-            template_takes_system=_takes(tokenizer, ["system", "user"]),
-            template_takes_later_system=_takes(tokenizer, ["user", "system", "assistant", "user"]),
+            template_takes_tools=form is not CALL_FORMATS["json"] and probe.takes_tools(),
+            template_takes_system=probe.takes_system(["system", "user"]),
+            template_takes_later_system=probe.takes_system(["user", "system", "assistant", "user"]),
             added_tokens={token.content: token_id for token_id, token in tokens.items()},
             special_tokens=frozenset(token.content for token in tokens.values() if token.special),
             parsers=(calls, reasoning),
@@ -259,23 +255,16 @@ class AnswerParser:
         return read
 
 
-def _form_of(template: str) -> str:
-    return next((form for form, signs in _SIGNS if all(sign in template for sign in signs)), "json")
+def _form_of(template: str, probe: TemplateProbe) -> CallFormat:
+    """The known form of whose signs a template has all, unless it writes calls in another, which is then derived."""
+    name = next((form for form, signs in _SIGNS if all(sign in template for sign in signs)), None)
+    if name is not None and may_be_form_of(CALL_FORMATS[name], probe):
+        return CALL_FORMATS[name]
+    try:
+        return derived_form(probe)
+    except NotDerivableError:
+        return CALL_FORMATS["json"]
 
 
 def _tags_of(template: str) -> ReasoningTags | None:
     return next((tags for tags in REASONING_TAGS.values() if tags.close in template), None)
-
-
-def _takes(tokenizer: Any, roles: Sequence[str], tools: list[dict[str, Any]] | None = None) -> bool:
-    """Whether the template writes something for the system messages among messages of these roles, or for tools."""
-    messages = [{"role": role, "content": "x"} for role in roles]
-    others = [message for message in messages if message["role"] != "system"]
-    try:
-        without, with_them = (
-            tokenizer.apply_chat_template(conversation, tools=given, tokenize=False, add_generation_prompt=True)
-            for conversation, given in ((others, None), (messages, tools))
-        )
-    except (TemplateError, TypeError):  # it refuses such conversations, so what it does with these cannot be seen
-        return False
-    return bool(without != with_them)

@@ -8,11 +8,22 @@ from collections.abc import Generator
 from typing import Any
 
 from radixkv.tools.pieces import ToolCallArguments, ToolCallBegin
-from radixkv.tools.source import WHITESPACE, AnswerSource, MalformedCallError, Parsing, expect, skip_whitespace
+from radixkv.tools.source import (
+    WHITESPACE,
+    AnswerSource,
+    MalformedCallError,
+    Parsing,
+    collect_until,
+    expect,
+    more,
+    skip_whitespace,
+)
 
 _ARGUMENTS = ("arguments", "parameters")
 # Keys that some models write beside the name and the arguments.
 _OTHER_KEYS = ("id", "type")
+# Of values that hold what ends a scalar.
+_BEGINS_OF_LONG_VALUES = '{["'
 
 
 def json_call(source: AnswerSource, beginning: re.Pattern[str] | None = None) -> Parsing[None]:
@@ -74,6 +85,23 @@ def json_arguments(source: AnswerSource, begun: ToolCallBegin) -> Parsing[None]:
         yield None if text is None else ToolCallArguments(begun.index, text)
 
 
+def json_text_before(source: AnswerSource, end: str) -> Parsing[str]:
+    """The text of a JSON value, and nothing of ``end``, which follows it and is taken. Any other text is taken for a scalar.
+
+    Raises:
+        MalformedCallError: the value is incomplete, or something else follows.
+    """
+    while not source:
+        if not (yield from more(source)):
+            raise MalformedCallError
+    if source.peek(1) not in _BEGINS_OF_LONG_VALUES:
+        text, _ = yield from collect_until(source, [end])
+        return text
+    text = yield from _collected(source)
+    yield from expect(source, end)
+    return text
+
+
 def _as_object_text(text: str) -> str:
     """The JSON text of arguments, also where it was written within a JSON string."""
     value = _loads(text)
@@ -100,7 +128,7 @@ def _loads(text: str) -> Any:
 def _value(source: AnswerSource) -> Generator[str | None, None, None]:
     """The text of the JSON value that begins here, piece by piece; None where more is needed."""
     depth, in_string, escaped = 0, False, False
-    is_scalar = source.peek(1) not in '{["'
+    is_scalar = source.peek(1) not in _BEGINS_OF_LONG_VALUES
     while True:
         for position, character in enumerate(source):
             if is_scalar:

@@ -130,8 +130,11 @@ class AnswerSource:
         self._text, self._start = self.since_mark() + self._text[self._start :], 0
         self._taken = []
 
-    def begin_call(self, name: object) -> ToolCallBegin:
+    def begin_call(self, name: object, call_id: str | None = None) -> ToolCallBegin:
         """The next call.
+
+        Args:
+            call_id: the id that the model wrote; None: it wrote none.
 
         Raises:
             MalformedCallError: there is no such tool.
@@ -139,7 +142,7 @@ class AnswerSource:
         if not isinstance(name, str) or name not in self.tools:
             raise MalformedCallError
         self.num_calls += 1
-        return ToolCallBegin(self.num_calls - 1, self._new_id(), name)
+        return ToolCallBegin(self.num_calls - 1, call_id or self._new_id(), name)
 
 
 def more(source: AnswerSource) -> Parsing[bool]:
@@ -158,12 +161,17 @@ def skip_whitespace(source: AnswerSource) -> Parsing[None]:
             return
 
 
-def starts_with(source: AnswerSource, text: str) -> Parsing[bool]:
-    """Whether what is left begins with ``text``, which is then taken."""
+def follows(source: AnswerSource, text: str) -> Parsing[bool]:
+    """Whether what is left begins with ``text``."""
     while len(source) < len(text) and text.startswith(source.peek(len(text))):
         if not (yield from more(source)):
             return False
-    if source.peek(len(text)) != text:
+    return source.peek(len(text)) == text
+
+
+def starts_with(source: AnswerSource, text: str) -> Parsing[bool]:
+    """Whether what is left begins with ``text``, which is then taken."""
+    if not (yield from follows(source, text)):
         return False
     source.take(len(text))
     return True

@@ -5,15 +5,17 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import Iterable, Sequence
+from functools import cache
 from typing import Any
 
 import llguidance
 import llguidance.hf
-from support.chat_templates import TEMPLATES, make_tokenizer
+from support.chat_templates import DERIVED, TEMPLATES, make_tokenizer
 
 from radixkv.sampling.grammar.answer_frames import frame_text, framed
 from radixkv.tools.chat_format import CALL_FORMATS, AnswerForm, ChatFormat
 from radixkv.tools.definitions import ParsedAnswer, ToolOptions, as_tool_options
+from radixkv.tools.formats.base import CallFormat
 
 WEATHER = {
     "type": "function",
@@ -32,7 +34,13 @@ CALLS: list[tuple[str, dict[str, Any]]] = [
     ("get_weather", {"city": 'S\u00e3o "Paulo" {', "days": 3, "unit": "c"}),
     ("get_weather", {"city": "Rome\nItaly"}),
 ]
-FORMS = list(CALL_FORMATS)
+FORMS = [*CALL_FORMATS, *DERIVED]
+
+
+@cache
+def calls_of(name: str) -> CallFormat:
+    """The form of calls of a template."""
+    return ChatFormat.of(make_tokenizer(TEMPLATES[name])).calls
 
 
 def allowed(*names: str, mode: str = "required") -> dict[str, Any]:
@@ -68,7 +76,7 @@ def functions(answer: ParsedAnswer) -> list[tuple[str, Any]]:
 
 def written(name: str) -> str:
     """An answer with text, as far as the form allows it, and calls."""
-    form = CALL_FORMATS[name]
+    form = calls_of(name)
     if name == "harmony":
         thought = "<|channel|>analysis<|message|>They want < weather.<|end|><|start|>assistant"
         return f"{thought}{form.write_calls(CALLS[:1])}"

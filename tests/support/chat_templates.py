@@ -19,32 +19,92 @@ _CHATML = (
     "CALLS<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\nTHINK{% endif %}"
 )
 _TOOLS = "{% if tools %}<|im_start|>system\nTools: {{ tools | tojson }}. Form: FORM<|im_end|>\n{% endif %}"
-_CALLS = "{% for call in message.tool_calls or [] %}<tool_call>{{ call.function | tojson }}</tool_call>{% endfor %}"
 
 
-def _template(form: str, think: str = "") -> str:
-    return _TOOLS.replace("FORM", form) + _CHATML.replace("CALLS", _CALLS).replace("THINK", think)
+def written_calls(call: str, begin: str = "", between: str = "", end: str = "") -> str:
+    """The part of a template that writes an assistant's calls.
+
+    Args:
+        call: a template for one, which is named ``call``.
+    """
+    between = f"{{% if not loop.last %}}{between}{{% endif %}}" if between else ""
+    each = f"{{% for call in message.tool_calls %}}{call}{between}{{% endfor %}}"
+    return f"{{% if message.tool_calls %}}{begin}{each}{end}{{% endif %}}"
+
+
+_JSON = "{{ call.function | tojson }}"
+_NAME, _ARGUMENTS = "{{ call.function.name }}", "{{ call.function.arguments | tojson }}"
+
+
+def _elements(element: str) -> str:
+    return f"{{% for key, value in call.function.arguments | items %}}{element}{{% endfor %}}"
+
+
+_VALUE = "{{ value if value is string else value | tojson }}"
+_CALLS = written_calls(f"<tool_call>{_JSON}</tool_call>")
+
+
+def chatml(form: str, calls: str = _CALLS, think: str = "") -> str:
+    """A template that describes tools, and writes earlier calls.
+
+    Args:
+        form: how it describes the form of calls.
+        calls: the part that writes them.
+        think: ends its generation prompt.
+    """
+    return _TOOLS.replace("FORM", form) + _CHATML.replace("CALLS", calls).replace("THINK", think)
 
 
 # By the name of the form of calls; "think_open" is Qwen 3's thinking form, "think_switch" has its switch.
-TEMPLATES = MappingProxyType(
+KNOWN = MappingProxyType(
     {
-        "hermes": _template("<tool_call></tool_call>"),
-        "think_switch": _template(
-            "<tool_call></tool_call>", "{% if enable_thinking is false %}<think>\n\n</think>\n\n{% endif %}"
+        "hermes": chatml("<tool_call></tool_call>"),
+        "think_switch": chatml(
+            "<tool_call></tool_call>", think="{% if enable_thinking is false %}<think>\n\n</think>\n\n{% endif %}"
         ),
-        "think_open": _template("<tool_call></tool_call>", "<think>\n"),
-        "qwen3_coder": _template("<tool_call><function=a><parameter=b></parameter></function></tool_call>"),
-        "glm": _template("<tool_call>a<arg_key>b</arg_key><arg_value>c</arg_value></tool_call>"),
-        "llama3_json": _template(
-            'Respond in the format {"name": function name, "parameters": dictionary of argument name and its value}.'
-        )
-        .replace("<tool_call>{{", "{{")
-        .replace("}}</tool_call>", "}}"),
-        "mistral": _template("[TOOL_CALLS]").replace("<tool_call>", "").replace("</tool_call>", ""),
-        "mistral_v11": _template("[TOOL_CALLS]a[ARGS]").replace("<tool_call>", "").replace("</tool_call>", ""),
-        "deepseek_v3": _template("<｜tool▁calls▁begin｜>```json"),
-        "deepseek_v31": _template("<｜tool▁calls▁begin｜>"),
+        "think_open": chatml("<tool_call></tool_call>", think="<think>\n"),
+        "qwen3_coder": chatml(
+            "<tool_call><function=a><parameter=b></parameter></function></tool_call>",
+            written_calls(
+                f"<tool_call>\n<function={_NAME}>\n"
+                + _elements(f"<parameter={{{{ key }}}}>\n{_VALUE}\n</parameter>\n")
+                + "</function>\n</tool_call>",
+                between="\n",
+            ),
+        ),
+        "glm": chatml(
+            "<tool_call>a<arg_key>b</arg_key><arg_value>c</arg_value></tool_call>",
+            written_calls(
+                f"<tool_call>{_NAME}\n"
+                + _elements(f"<arg_key>{{{{ key }}}}</arg_key>\n<arg_value>{_VALUE}</arg_value>\n")
+                + "</tool_call>",
+                between="\n",
+            ),
+        ),
+        "llama3_json": chatml(
+            'Respond in the format {"name": function name, "parameters": dictionary of argument name and its value}.',
+            written_calls(_JSON),
+        ),
+        "mistral": chatml("[TOOL_CALLS]", written_calls(_JSON, "[TOOL_CALLS][", ", ", "]")),
+        "mistral_v11": chatml("[TOOL_CALLS]a[ARGS]", written_calls(f"[TOOL_CALLS]{_NAME}[ARGS]{_ARGUMENTS}")),
+        "deepseek_v3": chatml(
+            "<｜tool▁calls▁begin｜>```json",
+            written_calls(
+                f"<｜tool▁call▁begin｜>function<｜tool▁sep｜>{_NAME}\n```json\n{_ARGUMENTS}\n```<｜tool▁call▁end｜>",
+                "<｜tool▁calls▁begin｜>",
+                "\n",
+                "<｜tool▁calls▁end｜>",
+            ),
+        ),
+        "deepseek_v31": chatml(
+            "<｜tool▁calls▁begin｜>",
+            written_calls(
+                f"<｜tool▁call▁begin｜>{_NAME}<｜tool▁sep｜>{_ARGUMENTS}<｜tool▁call▁end｜>",
+                "<｜tool▁calls▁begin｜>",
+                "",
+                "<｜tool▁calls▁end｜>",
+            ),
+        ),
         "harmony": (
             "<|start|>system<|message|>Reasoning: {{ reasoning_effort }}<|end|>"
             "{% if tools %}<|start|>developer<|message|>{{ tools | tojson }}<|end|>{% endif %}"
@@ -56,6 +116,40 @@ TEMPLATES = MappingProxyType(
         "json": "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n{% endfor %}",
     }
 )
+
+# Forms that are derived from the template, by the family in whose manner it is.
+DERIVED = MappingProxyType(
+    {
+        "kimi": chatml(
+            "",
+            written_calls(
+                f"<|tool_call_begin|>{{{{ call.id }}}}<|tool_call_argument_begin|>{_ARGUMENTS}<|tool_call_end|>",
+                begin="<|tool_calls_section_begin|>",
+                end="<|tool_calls_section_end|>",
+            ),
+        ),
+        "command": chatml(
+            "",
+            written_calls(
+                f'\n    {{"tool_call_id": "{{{{ loop.index0 }}}}", "tool_name": "{_NAME}", "parameters": {_ARGUMENTS}}}',
+                begin="<|START_ACTION|>[",
+                between=",",
+                end="\n]<|END_ACTION|>",
+            ),
+        ),
+        "minimax": chatml(
+            "",
+            written_calls(
+                f'<invoke name="{_NAME}">\n'
+                + _elements(f'<parameter name="{{{{ key }}}}">{_VALUE}</parameter>\n')
+                + "</invoke>\n",
+                begin="\n<minimax:tool_call>\n",
+                end="</minimax:tool_call>",
+            ),
+        ),
+    }
+)
+TEMPLATES = MappingProxyType({**KNOWN, **DERIVED})
 
 # Templates that know no tools and insist that the user and the assistant take turns: in the manner of Gemma 2's, which
 # refuses a system message, and of Gemma 3's, which writes it at the beginning of the user's.
@@ -86,8 +180,15 @@ _PLAIN = (
     "<tool_call> </tool_call> <think> </think> <｜tool▁calls▁begin｜> <｜tool▁calls▁end｜> <｜tool▁call▁begin｜> "
     "<｜tool▁call▁end｜> <｜tool▁sep｜>"
 ).split()
-# GLM's alone: random models of the other templates keep the vocabularies with which their answers are as tests need them.
-_GLM = "<arg_key> </arg_key> <arg_value> </arg_value>".split()
+# Only of templates that have them: random models of the others keep the vocabularies with which their answers are as tests
+# need them.
+_OF_SOME = (
+    "<arg_key> </arg_key> <arg_value> </arg_value> <minimax:tool_call> </minimax:tool_call> <|START_ACTION|> <|END_ACTION|>"
+).split()
+_SPECIAL_OF_SOME = (
+    "<|tool_calls_section_begin|> <|tool_calls_section_end|> <|tool_call_begin|> <|tool_call_argument_begin|> "
+    "<|tool_call_end|>"
+).split()
 
 
 def make_tokenizer(template: str, *, with_markers: bool = True) -> transformers.PreTrainedTokenizerFast:
@@ -100,11 +201,10 @@ def make_tokenizer(template: str, *, with_markers: bool = True) -> transformers.
     tokenizer = Tokenizer(BPE({character: index for index, character in enumerate(alphabet)}, []))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.add_special_tokens(
-        [AddedToken(text, special=True) for text in (_SPECIAL if with_markers else _SPECIAL[:2])]
-    )
+    special = [*_SPECIAL, *(text for text in _SPECIAL_OF_SOME if text in template)] if with_markers else _SPECIAL[:2]
+    tokenizer.add_special_tokens([AddedToken(text, special=True) for text in special])
     if with_markers:
-        plain = [*_PLAIN, *(_GLM if _GLM[0] in template else [])]
+        plain = [*_PLAIN, *(text for text in _OF_SOME if text in template)]
         tokenizer.add_tokens([AddedToken(text, special=False, normalized=False) for text in plain])
     return transformers.PreTrainedTokenizerFast(
         tokenizer_object=tokenizer, eos_token="<|im_end|>", chat_template=template

@@ -10,11 +10,12 @@ from typing import Any, SupportsIndex
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.answer_forms import CALLS, FORMS, form_of, functions, read, written
+from support.answer_forms import CALLS, FORMS, calls_of, form_of, functions, read, written
 from support.chat_templates import TEMPLATES, make_tokenizer
 
 from radixkv.tools.chat_format import CALL_FORMATS, ChatFormat
 from radixkv.tools.definitions import ParsedAnswer
+from radixkv.tools.formats.derived import DerivedFormat
 from radixkv.tools.source import AnswerSource
 
 DEEPSEEK = "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>"
@@ -27,7 +28,7 @@ def without_ids(answer: ParsedAnswer) -> Any:
 @pytest.mark.parametrize("name", FORMS)
 def test_the_form_is_found_by_the_template(name: str) -> None:
     found = ChatFormat.of(make_tokenizer(TEMPLATES[name]))
-    assert found.calls is CALL_FORMATS[name]
+    assert found.calls is CALL_FORMATS[name] if name in CALL_FORMATS else isinstance(found.calls, DerivedFormat)
     assert found.template_takes_tools == (name != "json")
 
 
@@ -36,7 +37,7 @@ def test_what_is_written_is_read(name: str) -> None:
     answer = read(form_of(name), [written(name)])
     assert functions(answer) == (CALLS[:1] if name == "harmony" else CALLS)
     assert len({call.id for call in answer.tool_calls}) == len(answer.tool_calls)
-    assert answer.text == ("I will look. <tool" if CALL_FORMATS[name].trigger and name != "harmony" else "")
+    assert answer.text == ("I will look. <tool" if calls_of(name).trigger and name != "harmony" else "")
     assert answer.reasoning == ("They want < weather." if name == "harmony" else None)
 
 
@@ -92,7 +93,7 @@ def test_what_is_no_call_is_text(name: str, text: str) -> None:
 
 @pytest.mark.parametrize("name", FORMS)
 def test_where_calls_are_required_what_is_cut_is_no_text(name: str) -> None:
-    form, calls = form_of(name, "required"), CALL_FORMATS[name]
+    form, calls = form_of(name, "required"), calls_of(name)
     whole = calls.lead + (written(name) if name == "harmony" else calls.write_calls(CALLS))
     for length in range(len(whole)):
         assert read(form, [whole[:length]]).text == read(form, whole[:length]).text == ""
@@ -100,7 +101,7 @@ def test_where_calls_are_required_what_is_cut_is_no_text(name: str) -> None:
 
 @pytest.mark.parametrize("name", FORMS)
 def test_a_call_that_is_cut_does_not_look_complete(name: str) -> None:
-    form, whole = form_of(name), CALL_FORMATS[name].write_calls(CALLS[:1])
+    form, whole = form_of(name), calls_of(name).write_calls(CALLS[:1])
     for length in range(len(whole)):
         for call in read(form, [whole[:length]]).tool_calls:
             with contextlib.suppress(ValueError):
@@ -109,7 +110,7 @@ def test_a_call_that_is_cut_does_not_look_complete(name: str) -> None:
 
 @pytest.mark.parametrize("name", [name for name in FORMS if name != "harmony"])
 def test_after_a_call_what_is_cut_is_no_text(name: str) -> None:
-    form, calls = form_of(name), CALL_FORMATS[name]
+    form, calls = form_of(name), calls_of(name)
     one, two = calls.write_calls(CALLS[:1]), calls.write_calls(CALLS)
     for length in range(len(one.removesuffix(calls.end)), len(two)):
         assert read(form, [two[:length]]).text == ""
@@ -117,7 +118,7 @@ def test_after_a_call_what_is_cut_is_no_text(name: str) -> None:
 
 @pytest.mark.parametrize("name", FORMS)
 def test_what_is_malformed_is_text_even_where_calls_are_required(name: str) -> None:
-    malformed = CALL_FORMATS[name].write_calls([("get_wether", {"city": "Rome"})])
+    malformed = calls_of(name).write_calls([("get_wether", {"city": "Rome"})])
     assert "get_wether" in read(form_of(name, "required"), [malformed]).text
     assert read(form_of(name, "required"), ["Plain text."]).text == "Plain text."
 

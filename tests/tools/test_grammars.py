@@ -8,19 +8,22 @@ from typing import Any
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
-from support.answer_forms import CALLS, FORMS, Grammar, allowed, form_of, functions, options, read, written
+from support.answer_forms import CALLS, FORMS, Grammar, allowed, calls_of, form_of, functions, options, read, written
 from support.chat_templates import TEMPLATES, make_tokenizer
 from tokenizers import AddedToken
 
 from radixkv.tools.chat_format import CALL_FORMATS, AnswerForm, ChatFormat
 from radixkv.tools.formats.argument_elements import ArgumentElements
+from radixkv.tools.formats.base import CallFormat
+from radixkv.tools.formats.derived import DerivedFormat
+from radixkv.tools.formats.elements import ElementNotation
 from radixkv.tools.grammar import GrammarWriter
 
 
 @pytest.mark.parametrize("markers", [False, True], ids=["spelled", "tokens"])
 @pytest.mark.parametrize("name", FORMS)
 def test_the_grammar_allows_valid_calls_only(name: str, markers: bool) -> None:
-    form, tokenizer = CALL_FORMATS[name], make_tokenizer(TEMPLATES[name], with_markers=markers)
+    form, tokenizer = calls_of(name), make_tokenizer(TEMPLATES[name], with_markers=markers)
     end = "<|call|>" if name == "harmony" else ""
     one = form.write_calls(CALLS[1:]).removesuffix(end)
     two = form.write_calls(CALLS)
@@ -57,12 +60,12 @@ def test_the_grammar_allows_valid_calls_only(name: str, markers: bool) -> None:
 def test_of_several_tools_only_some_may_be_called(name: str, mode: str) -> None:
     form = form_of(name, allowed("now", mode=mode))
     tokenizer = make_tokenizer(TEMPLATES[name], with_markers=False)
-    grammar, write = Grammar(form, tokenizer), CALL_FORMATS[name].write_calls
+    grammar, write = Grammar(form, tokenizer), calls_of(name).write_calls
     now, other = (write([call]).removesuffix("<|call|>") for call in (("now", {}), CALLS[1]))
     assert grammar.accepts(now)
     assert functions(read(form, [now])) == [("now", {})]
     # Without a marker, the call of a tool that is not among them is other JSON.
-    assert grammar.begins(other) == (mode == "auto" and not CALL_FORMATS[name].trigger and name != "harmony")
+    assert grammar.begins(other) == (mode == "auto" and not calls_of(name).trigger and name != "harmony")
     if grammar.begins(other):
         assert not read(form, [other]).tool_calls
 
@@ -128,6 +131,15 @@ def note_grammar(name: str) -> tuple[AnswerForm, Grammar]:
     return form, Grammar(form, tokenizer)
 
 
+def value_end(form: CallFormat) -> str:
+    """What a string cannot have in it, because it ends there."""
+    if isinstance(form, ArgumentElements):
+        return form.value_end
+    assert isinstance(form, DerivedFormat)
+    assert isinstance(form.notation, ElementNotation)
+    return form.notation.strings.end
+
+
 @pytest.mark.parametrize("name", FORMS)
 @given(arguments=ARGUMENTS)
 @example(arguments={"text": "<a>\n  <parameter>b</parameter>\n</a>", "texts": ["</parameter>", "c"]})
@@ -138,11 +150,9 @@ def test_what_the_grammar_allows_is_read_as_it_was_meant(name: str, arguments: d
     was cut there, and as the arguments were closed at once, the call looked complete."""
     form, grammar = note_grammar(name)
     arguments = {key: arguments[key] for key in NOTE["function"]["parameters"]["properties"] if key in arguments}
-    whole = CALL_FORMATS[name].write_calls([("note", arguments)]).removesuffix("<|call|>")
+    whole = calls_of(name).write_calls([("note", arguments)]).removesuffix("<|call|>")
     if not grammar.accepts(whole):  # only a text that ends a value cannot be written
-        form_of_elements = CALL_FORMATS[name]
-        assert isinstance(form_of_elements, ArgumentElements)
-        assert form_of_elements.value_end in arguments["text"]
+        assert value_end(calls_of(name)) in arguments["text"]
         return
     answer = read(form, [whole])
     assert functions(answer) == [("note", arguments)]
@@ -191,10 +201,10 @@ def test_the_name_of_a_tool_is_written_as_the_prompt_has_it(name: str, choice: s
     assert form is not None
     grammar = Grammar(form, tokenizer)
     for each in names:
-        text = CALL_FORMATS[name].write_calls([(each, {})]).removesuffix("<|call|>")
+        text = calls_of(name).write_calls([(each, {})]).removesuffix("<|call|>")
         assert grammar.accepts(text)
         assert functions(read(form, [text])) == [(each, {})]
-        with_other = CALL_FORMATS[name].write_calls([(each, {"x": 1})])
+        with_other = calls_of(name).write_calls([(each, {"x": 1})])
         assert not grammar.begins(with_other)
 
 
@@ -206,12 +216,12 @@ def test_text_may_hold_added_tokens_that_are_shown(name: str, choice: str) -> No
     tokenizer.add_tokens([AddedToken("<b>", special=False, normalized=False)])
     form = ChatFormat.of(tokenizer).answer_form("", options(choice))
     assert form is not None
-    grammar, calls = Grammar(form, tokenizer), CALL_FORMATS[name].write_calls(CALLS)
+    grammar, calls = Grammar(form, tokenizer), calls_of(name).write_calls(CALLS)
     for text in ("It is <b>warm<b>.", "<b>", '{"<b>": 1}'):
         assert grammar.accepts(text)
     assert grammar.accepts(calls) == (choice == "auto")
     # Without a marker, calls can only stand at the start.
-    assert grammar.accepts(f"<b>{calls}") == (choice == "auto" or not CALL_FORMATS[name].trigger)
+    assert grammar.accepts(f"<b>{calls}") == (choice == "auto" or not calls_of(name).trigger)
 
 
 @pytest.mark.parametrize("markers", [False, True], ids=["spelled", "tokens"])

@@ -6,4 +6,9 @@
       argument_elements.py    what those with an element for each argument have in common
         qwen3_coder.py, glm.py
       hermes.py, deepseek.py, mistral.py, harmony.py, llama3_json.py, json_object.py
+      derived.py              one that was derived from a chat template
+        heads.py              what stands before the arguments of its calls
+        notation.py           its arguments as one JSON object
+          elements.py         its arguments one by one
+    argument_values.py        values that stand by themselves, as text or JSON
 """

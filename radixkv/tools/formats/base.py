@@ -172,6 +172,16 @@ def as_object(arguments: Any) -> Mapping[str, Any]:
     return arguments if isinstance(arguments, Mapping) else {"arguments": arguments}
 
 
+def with_arguments_as_objects(message: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A message for a template that writes each argument of a call, so that it needs an object of them."""
+    calls = message.get("tool_calls")
+    if not calls:
+        return message
+    functions = [{**call["function"], "arguments": as_object(call["function"]["arguments"])} for call in calls]
+    written = [{**call, "function": function} for call, function in zip(calls, functions, strict=True)]
+    return {**message, "tool_calls": written}
+
+
 def json_text(value: Any) -> str:
     """A value as JSON text."""
     return json.dumps(value, ensure_ascii=False)

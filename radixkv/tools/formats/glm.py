@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from radixkv.tools.formats.argument_elements import ArgumentElements, ArgumentsAsJson
+from radixkv.tools.formats.argument_elements import ArgumentElements
+from radixkv.tools.formats.argument_values import ArgumentsAsJson
 from radixkv.tools.grammar import GrammarWriter
 from radixkv.tools.source import AnswerSource, Parsing, collect_until, expect, skip_whitespace, starts_with
 

@@ -1,0 +1,145 @@
+"""Conversations whose parts are known, as a chat template writes them."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any
+
+from jinja2 import TemplateError
+
+# What a template may raise where it does not take a conversation.
+_REFUSALS = (TemplateError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError)
+_QUESTION = "What is asked"
+TEXT = "A text beside it"
+NAMES = ("probe_first", "probe_second", "probe_third")
+# Nine letters and digits, which Mistral's templates demand.
+IDS = ("idofcall1", "idofcall2", "idofcall3")
+# Kimi K2's, whose template writes an id and no name.
+_NUMBERED_NAMES = tuple(f"functions.{name}:{number}" for number, name in enumerate(NAMES))
+# No value is part of another, or of a name.
+STRINGS: Mapping[str, str] = MappingProxyType({"key_a": "a value", "key_b": "another value"})
+NUMBERS: Mapping[str, int] = MappingProxyType({"key_c": 70571, "key_d": 80682})
+NESTED: Mapping[str, Any] = MappingProxyType({"key_e": {"inner": "value within", "list": [4, "item", {"deep": 5}]}})
+# The arguments of answers with up to three calls.
+CALLS: Sequence[Mapping[str, Any]] = tuple({"key_a": value} for value in ("a value", "another value", "one value more"))
+_PARAMETERS = MappingProxyType(
+    {
+        "type": "object",
+        "properties": {
+            **{key: {"type": "string", "description": "d"} for key in STRINGS},
+            **{key: {"type": "integer", "description": "d"} for key in NUMBERS},
+            **{key: {"type": "object", "description": "d"} for key in NESTED},
+        },
+        "required": list(STRINGS),
+    }
+)
+TOOLS: Sequence[Mapping[str, Any]] = tuple(
+    {
+        "type": "function",
+        "function": {
+            "name": name,
+            "description": "d",
+            "parameters": dict(_PARAMETERS),
+        },
+    }
+    for name in NAMES
+)
+
+
+class NotDerivableError(Exception):
+    """The template does not show how calls are written."""
+
+
+class TemplateProbe:
+    """Renders known conversations.
+
+    Args:
+        tokenizer: which has a chat template.
+
+    Attributes:
+        added_tokens: the texts that are tokens of their own.
+        end_of_text: the token that ends an answer; empty: there is none.
+    """
+
+    def __init__(self, tokenizer: Any) -> None:
+        self._tokenizer = tokenizer
+        self._ids: Sequence[str] = IDS
+        self.added_tokens = tuple(token.content for token in tokenizer.added_tokens_decoder.values())
+        self.end_of_text: str = tokenizer.eos_token or ""
+
+    def takes_tools(self) -> bool:
+        """Whether the template writes something for tools; not if it refuses a question with them."""
+        return self._differ(_messages(["user"]), _messages(["user"]), TOOLS)
+
+    def takes_system(self, roles: Sequence[str]) -> bool:
+        """Whether it writes something for the system messages among messages of these roles; not if it refuses them."""
+        return self._differ(_messages(roles), _messages(role for role in roles if role != "system"), None)
+
+    def _differ(
+        self, messages: Sequence[Mapping[str, Any]], others: Sequence[Mapping[str, Any]], tools: Sequence[Any] | None
+    ) -> bool:
+        try:
+            return self._render(messages, tools) != self._render(others, None)
+        except NotDerivableError:
+            return False
+
+    def with_ids_that_name(self) -> TemplateProbe:
+        """The same where a call is recognised by its name in the template; else one whose ids have the names in them."""
+        written = self.answer("", CALLS[:1])
+        if NAMES[0] in written or IDS[0] not in written:
+            return self
+        numbered = copy.copy(self)
+        numbered._ids = _NUMBERED_NAMES
+        return numbered
+
+    def answer(self, text: str, calls: Sequence[Mapping[str, Any]] = ()) -> str:
+        """What follows the user's question where the answer is this text, and calls with these arguments.
+
+        The calls have the first of `NAMES`, and of `IDS` where the template writes the names.
+
+        Raises:
+            NotDerivableError: the template refuses this conversation, or leaves out the question.
+        """
+        message: dict[str, Any] = {"role": "assistant", "content": text}
+        if calls:
+            message["tool_calls"] = [
+                {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
+                for call_id, name, arguments in zip(self._ids, NAMES, calls, strict=False)
+            ]
+        return self._after_question([message], prompt=False)
+
+    def generation_prompt(self) -> str:
+        """What follows the user's question where an answer is asked for.
+
+        Raises:
+            NotDerivableError: the template refuses a question with tools.
+        """
+        return self._after_question([], prompt=True)
+
+    def _after_question(self, answer: Sequence[Mapping[str, Any]], *, prompt: bool) -> str:
+        rendered = self._render([{"role": "user", "content": _QUESTION}, *answer], TOOLS, prompt=prompt)
+        _, question, after = rendered.rpartition(_QUESTION)
+        if not question:
+            raise NotDerivableError
+        return after
+
+    def _render(
+        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Any] | None, *, prompt: bool = True
+    ) -> str:
+        try:
+            return str(
+                self._tokenizer.apply_chat_template(
+                    [dict(message) for message in messages],
+                    tools=None if tools is None else [dict(tool) for tool in tools],
+                    tokenize=False,
+                    add_generation_prompt=prompt,
+                )
+            )
+        except _REFUSALS as error:
+            raise NotDerivableError from error
+
+
+def _messages(roles: Iterable[str]) -> list[dict[str, Any]]:
+    return [{"role": role, "content": "x"} for role in roles]

@@ -1,0 +1,113 @@
+"""Values of arguments that stand by themselves: strings as they are and all others as JSON."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any
+
+from radixkv.tools.definitions import Tool
+from radixkv.tools.formats.base import json_text
+from radixkv.tools.grammar import GrammarWriter
+from radixkv.tools.pieces import ToolCallArguments, ToolCallBegin
+
+# The schema of a required argument that is not described; it is read as text.
+_ANY_STRING = MappingProxyType({"type": "string"})
+# Constraints of strings that cannot be enforced on their plain text; lengths can where the values are named.
+_STRING_CONSTRAINTS = frozenset("pattern format minLength maxLength allOf anyOf oneOf not if".split())
+_LENGTHS = frozenset({"minLength", "maxLength"})
+
+
+def described_properties(tool: Tool) -> dict[str, Any]:
+    """The schema of each argument, also of those that are required and not described."""
+    properties = tool.parameters["properties"]
+    required = tool.parameters.get("required", ())
+    undescribed = [key for key in required if isinstance(key, str) and key not in properties]
+    return {**properties, **dict.fromkeys(undescribed, _ANY_STRING)}
+
+
+def value_before(writer: GrammarWriter, tool: Tool, schema: Any, rule: str, end: str) -> str:
+    """A grammar expression for an argument's value and the text that ends it.
+
+    Args:
+        rule: names its schema.
+
+    Raises:
+        ValueError: the tool is strict and the schema cannot be enforced.
+    """
+    as_tokens = writer.literal(end)
+    if not is_string(schema):
+        definitions = {key: tool.parameters[key] for key in ("$defs", "definitions") if key in tool.parameters}
+        whole = {**schema, **definitions} if isinstance(schema, Mapping) else {}
+        return f"{writer.schema(tool, rule, whole)} {as_tokens}"
+    values = _values(schema)
+    constraints = _STRING_CONSTRAINTS & set(schema) - (_LENGTHS if values is not None else frozenset())
+    if tool.strict and constraints:
+        named = ", ".join(sorted(constraints))
+        raise ValueError(f"tools: {tool.name}: {named} of a string cannot be enforced in this model's form of calls")
+    if values is not None:
+        values = [value for value in values if _has_length(value, schema)] or values
+        return f"({' | '.join(writer.literal(value) for value in values)}) {as_tokens}"
+    return writer.text_before(end)
+
+
+def is_string(schema: Any) -> bool:
+    """Whether a schema allows strings only."""
+    if not isinstance(schema, Mapping):
+        return False
+    values = _values(schema)
+    if isinstance(values, list) and values and all(isinstance(value, str) for value in values):
+        return True
+    return schema.get("type") == "string" and values is None
+
+
+def _has_length(value: str, schema: Mapping[str, Any]) -> bool:
+    least, most = schema.get("minLength"), schema.get("maxLength")
+    return not (
+        (isinstance(least, int | float) and len(value) < least) or (isinstance(most, int | float) and len(value) > most)
+    )
+
+
+def _values(schema: Mapping[str, Any]) -> Any:
+    """The only values that a schema allows, if it names them; else None."""
+    return [schema["const"]] if "const" in schema else schema.get("enum")
+
+
+class ArgumentsAsJson:
+    """Turns the arguments of a call, as they are read, into the text of a JSON object.
+
+    Args:
+        call: whose arguments they are.
+        tool: that is called.
+    """
+
+    def __init__(self, call: ToolCallBegin, tool: Tool) -> None:
+        self._index = call.index
+        self._properties = tool.parameters["properties"]
+        self._separator = "{"
+
+    def add(self, key: str, text: str) -> ToolCallArguments:
+        """The next argument, with the text of its value."""
+        return self.add_json(key, _as_json(text, self._properties.get(key)))
+
+    def add_json(self, key: str, value: str) -> ToolCallArguments:
+        """The next argument, with its value as JSON text."""
+        piece = f"{self._separator}{json_text(key)}: {value}"
+        self._separator = ", "
+        return ToolCallArguments(self._index, piece)
+
+    def end(self) -> ToolCallArguments:
+        """There are no more."""
+        return ToolCallArguments(self._index, "{}" if self._separator == "{" else "}")
+
+
+def _as_json(text: str, schema: Any) -> str:
+    """A value as JSON text: valid JSON stays as it is, unless the schema asks for a string or says nothing; else a string."""
+    if schema is not None and not is_string(schema):
+        try:
+            json.loads(text, parse_constant=int)  # which refuses NaN and Infinity: no JSON
+            return text
+        except (ValueError, RecursionError):
+            pass
+    return json_text(text)
