@@ -113,44 +113,66 @@ def load_model(
         unprepared = _from_memory(model, config, target)
     else:
         unprepared = _from_files(model, config, target)
-    loaded_model, name = unprepared.model, unprepared.name
-    loaded_model.eval()
-    check_supported(loaded_model, name)
-    text_config = loaded_model.config.get_text_config()
-    longest = getattr(text_config, "max_position_embeddings", None) or 2**20
-    if config.max_model_len is not None and config.max_model_len > longest:
-        raise ValueError(f"max_model_len: expected 2 to {longest} for {name}, got {config.max_model_len!r}")
-    max_model_len = config.max_model_len or longest
-    rope_factors = choose_factors(loaded_model, max_model_len)
-    fix_dynamic(loaded_model)
-    generation_config = generation_config or unprepared.generation_config or loaded_model.generation_config
+    return _prepare(unprepared, config, generation_config, native, fingerprint)
+
+
+def _prepare(
+    unprepared: _Unprepared,
+    config: ModelConfig,
+    generation_config: transformers.GenerationConfig | None,
+    native: bool,
+    fingerprint: bool,
+) -> LoadedModel:
+    """Check a model, replace its modules, and collect what the engine needs of it.
+
+    Args:
+        generation_config: in place of the model's own.
+        native: as of `load_model`.
+        fingerprint: likewise.
+    """
+    model, name = unprepared.model, unprepared.name
+    model.eval()
+    check_supported(model, name)
+    vocab_size = model.config.get_text_config().vocab_size
+    max_model_len = _max_model_len(model, name, config.max_model_len)
+    rope_factors = choose_factors(model, max_model_len)
+    fix_dynamic(model)
+    generation_config = generation_config or unprepared.generation_config or model.generation_config
     sampling_defaults = sampling_defaults_of(generation_config, config, name)
     weights_fingerprint = _fingerprint(unprepared, config.quantization, is_wanted=fingerprint)
     if unprepared.origin is not None:
-        drop_unused_parts(loaded_model, name)
-    if loaded_model.device.type == "cpu":
+        drop_unused_parts(model, name)
+    if model.device.type == "cpu":
         _prepare_on_cpu(unprepared, config, native)
     else:
-        _prepare_on_gpu(loaded_model, name, config)
+        _prepare_on_gpu(model, name, config)
     if weights_fingerprint is not None:
-        remember_fingerprint(loaded_model, weights_fingerprint)
+        remember_fingerprint(model, weights_fingerprint)
     remove_unused()  # now that what this model uses is marked
     return LoadedModel(
-        model=loaded_model,
+        model=model,
         tokenizer=unprepared.tokenizer,
         name=name,
         max_model_len=max_model_len,
         original_max_model_len=max_model_len,
-        vocab_size=text_config.vocab_size,
-        eos_token_ids=end_tokens_of(generation_config, unprepared.tokenizer, text_config.vocab_size),
-        dtype=loaded_model.dtype,
-        device=loaded_model.device,
+        vocab_size=vocab_size,
+        eos_token_ids=end_tokens_of(generation_config, unprepared.tokenizer, vocab_size),
+        dtype=model.dtype,
+        device=model.device,
         chat_format=chat_format_of(unprepared.tokenizer, config),
         sampling_defaults=sampling_defaults,
         fingerprint=weights_fingerprint,
         origin=unprepared.origin,
         rope_factors=rope_factors,
     )
+
+
+def _max_model_len(model: transformers.PreTrainedModel, name: str, asked_for: int | None) -> int:
+    """The most tokens of a sequence: as many as asked for, or as the model has positions."""
+    longest: int = getattr(model.config.get_text_config(), "max_position_embeddings", None) or 2**20
+    if asked_for is not None and asked_for > longest:
+        raise ValueError(f"max_model_len: expected 2 to {longest} for {name}, got {asked_for!r}")
+    return asked_for or longest
 
 
 def _from_memory(model: transformers.PreTrainedModel, config: ModelConfig, target: ComputeTarget) -> _Unprepared:
