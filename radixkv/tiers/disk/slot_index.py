@@ -25,6 +25,7 @@ CREATE TABLE IF NOT EXISTS blocks(
     used REAL NOT NULL
 )
 """
+# A pin's group is in the column "family", the name that stores on disks have for it.
 _PINS = """
 CREATE TABLE IF NOT EXISTS pins(
     number INTEGER PRIMARY KEY,
