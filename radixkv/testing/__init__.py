@@ -18,11 +18,12 @@ The strategies and the two machines need Hypothesis: ``pip install 'radixkv[test
 
 ::
 
-    adapter.py              the interface to a cache under test; answers.py: calls of it
+    adapter.py              the interface to a cache under test; checked_adapter.py: what it returns, checked
     checked_cache.py        a cache whose every step is checked: rules.py, shadow_memory.py; story.py: its steps in words
     machine.py              drives it at random, by strategies.py; search.py: the shortest run that breaks a rule
     workload.py             runs as plain steps
     policies.py             eviction policies; fake_leaf.py: what they are given
+    arguments.py            what is refused
 """
 
 from __future__ import annotations

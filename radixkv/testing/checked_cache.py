@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 import numpy as np
 
 from radixkv.testing.adapter import CacheAdapter
-from radixkv.testing.answers import Answers
+from radixkv.testing.checked_adapter import CheckedAdapter
 from radixkv.testing.rules import RuleViolation
 from radixkv.testing.shadow_memory import ShadowMemory, namespace_tag, next_tags
 from radixkv.testing.story import (
@@ -66,7 +66,7 @@ class CheckedCache:
 
     def __init__(self, adapter: CacheAdapter, *, always: bool = True, keep_story: bool = True) -> None:
         self.adapter = adapter
-        self._answers = Answers(adapter, self._raised)
+        self._cache = CheckedAdapter(adapter, self._raised)
         self.live: dict[str, LiveSequence] = {}
         self._memory = ShadowMemory(adapter.num_blocks, adapter.block_size)
         self._root_tags: dict[str, int] = {}
@@ -84,13 +84,13 @@ class CheckedCache:
         prompt = list(prompt)
         expected = self._look_up(prompt[:-1], namespace)
         before = self._state()
-        handle = self._answers.open(prompt, namespace)
+        handle = self._cache.open(prompt, namespace)
         if handle is None:
             self._refused(before, len(prompt), others=list(self.live.values()))
             return None
         sequence = LiveSequence(name, namespace, prompt, handle)
         self.live[name] = sequence
-        sequence.length = self._answers.length(handle)
+        sequence.length = self._cache.length(handle)
         self._story.go_on(f"finds {sequence.length} known, in blocks {self._blocks(sequence)}")
         if sequence.length >= len(prompt):
             self._fail(5, f"all {len(prompt)} tokens of {name}'s prompt are reused")
@@ -111,11 +111,11 @@ class CheckedCache:
             f"{sequence.name} computes {tokens_in_words(tokens)}" + (f" with room for {spare} more" if spare else "")
         )
         before = self._state()
-        if not self._answers.reserve(sequence.handle, total):
+        if not self._cache.reserve(sequence.handle, total):
             self._refused(before, total, others=[other for other in self.live.values() if other is not sequence])
             return False
         self._carry_out_copies()
-        blocks = self._answers.blocks(sequence.handle)
+        blocks = self._cache.blocks(sequence.handle)
         self._story.go_on(f"in blocks {self._blocks(sequence)}")
         if len(blocks) * self.adapter.block_size < total:
             self._fail(7, f"{sequence.name} has {len(blocks)} blocks and was promised room for {total} tokens")
@@ -127,7 +127,7 @@ class CheckedCache:
             self._memory.write(blocks, sequence.length, last_tag, tags)
             sequence._tags += tags
             sequence.length += len(tokens)
-            self._answers.commit(sequence.handle, tokens)
+            self._cache.commit(sequence.handle, tokens)
         self._check_reads(sequence)
         self._done()
         return True
@@ -142,7 +142,7 @@ class CheckedCache:
         name = next(self._names)
         self._story.begin(f"{name} forks from {sequence.name} at {count_in_words(sequence.length, 'token')}")
         before = self._state()
-        handle = self._answers.fork(sequence.handle)
+        handle = self._cache.fork(sequence.handle)
         if handle is None:
             self._refused(before, sequence.length, others=list(self.live.values()))
             return None
@@ -150,8 +150,8 @@ class CheckedCache:
         child.length, child._tags = sequence.length, list(sequence._tags)
         child._outlived_clear = sequence._outlived_clear
         self.live[name] = child
-        if self._answers.length(handle) != sequence.length:
-            self._fail(3, f"{name} has {self._answers.length(handle)} tokens of {sequence.length}")
+        if self._cache.length(handle) != sequence.length:
+            self._fail(3, f"{name} has {self._cache.length(handle)} tokens of {sequence.length}")
         self._check_evicted(before)
         self._carry_out_copies()
         self._check_reads(child)
@@ -162,10 +162,10 @@ class CheckedCache:
         """End a sequence; its whole blocks must be cached then, unless the cache promises less."""
         self._story.begin(f"{sequence.name} closes")
         del self.live[sequence.name]
-        self._answers.close(sequence.handle)
+        self._cache.close(sequence.handle)
         whole = sequence.length // self.adapter.block_size * self.adapter.block_size
         if self.adapter.keeps_closed and not sequence._outlived_clear and whole:
-            known = self._answers.match(sequence.tokens[:whole], sequence.namespace)
+            known = self._cache.match(sequence.tokens[:whole], sequence.namespace)
             if known < whole:
                 self._fail(
                     4, f"{sequence.name} has just closed with {whole} tokens in whole blocks, and {known} are known"
@@ -176,10 +176,10 @@ class CheckedCache:
         """End a sequence; no more of it may be cached then than before."""
         self._story.begin(f"{sequence.name} is aborted")
         tokens, namespace = sequence.tokens[: sequence.length], sequence.namespace
-        before = self._answers.match(tokens, namespace) if tokens else 0
+        before = self._cache.match(tokens, namespace) if tokens else 0
         del self.live[sequence.name]
-        self._answers.abort(sequence.handle)
-        after = self._answers.match(tokens, namespace) if tokens else 0
+        self._cache.abort(sequence.handle)
+        after = self._cache.match(tokens, namespace) if tokens else 0
         if after > before:
             self._fail(
                 4, f"{sequence.name} was aborted, and {after} of its tokens are known, where {before} were before"
@@ -189,8 +189,8 @@ class CheckedCache:
     def clear(self, namespace: str = "") -> None:
         """Drop what is cached under a namespace; nothing of it may be cached then."""
         self._story.begin(f"what is known{under(namespace)} is cleared")
-        self._answers.clear(namespace)
-        befores, root = self._memory.tags_before(self._answers.cached_blocks()), self._root_tag(namespace)
+        self._cache.clear(namespace)
+        befores, root = self._memory.tags_before(self._cache.cached_blocks()), self._root_tag(namespace)
         left = [block for block, before in befores.items() if before == root]
         if left:
             self._fail(4, f"blocks {ids_in_words(left)} are still cached{under(namespace)}")
@@ -203,7 +203,7 @@ class CheckedCache:
         self._story.begin(f"{tokens_in_words(prompt)} are looked up{under(namespace)}")
         known = self._look_up(list(prompt), namespace)
         for length in {known // 2, max(0, known - 1)} - {0}:
-            part = self._answers.match(prompt[:length], namespace)
+            part = self._cache.match(prompt[:length], namespace)
             if part != self._whole(length):
                 self._fail(4, f"{known} tokens are known, but of the first {length} only {part}")
         self._done()
@@ -218,7 +218,7 @@ class CheckedCache:
         for namespace in list(self._root_tags):
             self.clear(namespace)
         self.verify()
-        free = set(self._answers.free_blocks())
+        free = set(self._cache.free_blocks())
         if len(free) != self.adapter.num_blocks:
             lost = sorted(set(range(self.adapter.num_blocks)) - free)
             self._fail(10, f"everything is closed and cleared, and blocks {ids_in_words(lost)} are not free")
@@ -227,7 +227,7 @@ class CheckedCache:
 
     def verify(self) -> None:
         """Check every rule that the present state can break."""
-        free, cached = self._answers.free_blocks(), self._answers.cached_blocks()
+        free, cached = self._cache.free_blocks(), self._cache.cached_blocks()
         holders = self._check_owners(free, cached)
         for sequence in self.live.values():
             self._check_reads(sequence)
@@ -243,7 +243,7 @@ class CheckedCache:
     def _check_owners(self, free: list[int], cached: list[int]) -> dict[int, list[LiveSequence]]:
         holders: dict[int, list[LiveSequence]] = {}
         for sequence in self.live.values():
-            for block in self._answers.blocks(sequence.handle):
+            for block in self._cache.blocks(sequence.handle):
                 holders.setdefault(block, []).append(sequence)
         for block in sorted(set(free) & holders.keys()):
             self._fail(6, f"block {block} is free although {_these(holders[block])} uses it")
@@ -256,7 +256,7 @@ class CheckedCache:
         if len(everything) != self.adapter.num_blocks:
             lost = sorted(set(range(self.adapter.num_blocks)) - everything)
             self._fail(10, f"blocks {ids_in_words(lost)} are neither free nor held")
-        counts = self._answers.ref_counts()
+        counts = self._cache.ref_counts()
         if counts is not None:
             in_cache = Counter(cached)
             for block, count in enumerate(counts):
@@ -269,16 +269,16 @@ class CheckedCache:
         """A call that evicts takes every free block, too; ``before`` is the `_state` before the call."""
         if before is None or not self.adapter.evicts_exactly:
             return
-        evicted = sorted(set(before[1]) - set(self._answers.cached_blocks()))
-        free = sorted(self._answers.free_blocks())
+        evicted = sorted(set(before[1]) - set(self._cache.cached_blocks()))
+        free = sorted(self._cache.free_blocks())
         if evicted and free:
             self._fail(6, f"blocks {ids_in_words(evicted)} were evicted, and blocks {ids_in_words(free)} are left free")
 
     def _check_reads(self, sequence: LiveSequence) -> None:
-        if self._answers.length(sequence.handle) != sequence.length:
-            counted = self._answers.length(sequence.handle)
+        if self._cache.length(sequence.handle) != sequence.length:
+            counted = self._cache.length(sequence.handle)
             self._fail(3, f"{sequence.name} has computed {sequence.length} tokens, and the cache says {counted}")
-        blocks, size = self._answers.blocks(sequence.handle), self.adapter.block_size
+        blocks, size = self._cache.blocks(sequence.handle), self.adapter.block_size
         if len(blocks) * size < sequence.length:
             self._fail(3, f"{sequence.name} has {len(blocks)} blocks for {sequence.length} tokens")
         wrong = self._memory.first_difference(blocks, np.array(sequence._tags, dtype=np.uint64))
@@ -292,9 +292,9 @@ class CheckedCache:
         written = set(blocks[start // size : -(-(start + count) // size)])
         for other in self.live.values():
             if other is not sequence:
-                for block in sorted(written & set(self._answers.blocks(other.handle))):
+                for block in sorted(written & set(self._cache.blocks(other.handle))):
                     self._fail(2, f"{sequence.name} writes block {block}, which {other.name} uses too")
-        for block in sorted(written & set(self._answers.cached_blocks())):
+        for block in sorted(written & set(self._cache.cached_blocks())):
             self._fail(2, f"{sequence.name} writes block {block}, which the cache has published")
 
     def _check_namespaces(self, holders: dict[int, list[LiveSequence]]) -> None:
@@ -320,7 +320,7 @@ class CheckedCache:
         for sequence in self.live.values():
             if sequence._outlived_clear:
                 continue
-            for index, block in enumerate(self._answers.blocks(sequence.handle)[: sequence.length // size]):
+            for index, block in enumerate(self._cache.blocks(sequence.handle)[: sequence.length // size]):
                 tag = sequence._tags[(index + 1) * size - 1]
                 known, holder = holder_of.setdefault(tag, (block, sequence.name))
                 if known != block:
@@ -342,9 +342,9 @@ class CheckedCache:
         if not prompt:
             return 0
         before = self._state()
-        matched = self._answers.match(prompt, namespace)
+        matched = self._cache.match(prompt, namespace)
         self._check_unchanged(before, "looking a prompt up changed the cache")
-        sequences = self._answers.known_sequences(namespace)
+        sequences = self._cache.known_sequences(namespace)
         if sequences is not None:
             known = self._whole(max((_common(sequence, prompt) for sequence in sequences), default=0))
             if matched != known:
@@ -357,7 +357,7 @@ class CheckedCache:
     # -- bookkeeping ---------------------------------------------------------------------------------------------
 
     def _carry_out_copies(self) -> None:
-        for copy in self._answers.take_copies():
+        for copy in self._cache.take_copies():
             copied = count_in_words(copy.num_tokens, "token")
             self._story.go_on(f"block {copy.source} is copied to {copy.target} ({copied})")
             self._memory.copy(copy.source, copy.target, copy.num_tokens)
@@ -373,9 +373,9 @@ class CheckedCache:
         """Everything that a refused call must leave as it was; None where not every step is verified."""
         if not self._always:
             return None
-        answers = self._answers
-        tables = [(s.name, answers.blocks(s.handle), answers.length(s.handle)) for s in self.live.values()]
-        return sorted(answers.free_blocks()), sorted(answers.cached_blocks()), tables
+        cache = self._cache
+        tables = [(s.name, cache.blocks(s.handle), cache.length(s.handle)) for s in self.live.values()]
+        return sorted(cache.free_blocks()), sorted(cache.cached_blocks()), tables
 
     def _root_tag(self, namespace: str) -> int:
         return self._root_tags.setdefault(namespace, namespace_tag(namespace))
@@ -386,7 +386,7 @@ class CheckedCache:
             self._fail(7, f"{problem}: {changes_in_words(before, after)}")
 
     def _blocks(self, sequence: LiveSequence) -> str:
-        return ids_in_words(self._answers.blocks(sequence.handle)) if self._story.keep else ""
+        return ids_in_words(self._cache.blocks(sequence.handle)) if self._story.keep else ""
 
     def _fail(self, rule: int, problem: str, cause: Exception | None = None) -> NoReturn:
         self._broken = True

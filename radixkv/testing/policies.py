@@ -11,7 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from radixkv.cache import ClockedPolicy, EvictableLeaf, EvictionPolicy, LearningPolicy
 from radixkv.cache.arguments import check_count
 from radixkv.cache.observer import handlers
-from radixkv.testing.answers import check_maker
+from radixkv.testing.arguments import check_maker
 from radixkv.testing.fake_leaf import FakeLeaf
 
 

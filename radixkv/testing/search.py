@@ -13,7 +13,7 @@ from random import Random
 
 from radixkv.cache.arguments import check_count
 from radixkv.testing.adapter import CacheAdapter
-from radixkv.testing.answers import check_maker, check_namespaces
+from radixkv.testing.arguments import check_maker, check_namespaces
 from radixkv.testing.checked_cache import CheckedCache
 from radixkv.testing.rules import RuleViolation
 from radixkv.testing.workload import Abort, Clear, Close, Compute, Fork, Generate, Open, Step, replay

@@ -1,8 +1,7 @@
-"""Calls of an adapter's methods: an impossible answer is a mistake of the adapter, an exception one of its cache."""
+"""An adapter whose results are checked: an impossible one is a mistake of the adapter, an exception one of its cache."""
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NoReturn, TypeVar
 
@@ -14,28 +13,8 @@ from radixkv.testing.adapter import BlockCopy, CacheAdapter
 Result = TypeVar("Result")
 
 
-def check_maker(name: str, make: Any, arguments: str) -> None:
-    """Raise a TypeError unless ``make`` can be called, and is not an abstract class; ``arguments`` are for the message."""
-    if not callable(make):
-        raise TypeError(f"{name}: expected a class, or a function of {arguments}, got {make!r:.80}")
-    if inspect.isabstract(make):
-        missing = ", ".join(sorted(make.__abstractmethods__))
-        raise TypeError(f"{name}: expected a class with all methods, got {make.__name__}, which has no {missing}")
-
-
-def check_namespaces(namespaces: Sequence[str]) -> None:
-    """Raise a TypeError unless these are strings, and a ValueError if there are none."""
-    if isinstance(namespaces, str) or not isinstance(namespaces, Sequence):
-        raise TypeError(f"namespaces: expected a list of strings, got {namespaces!r:.80}")
-    for name in namespaces:
-        if not isinstance(name, str):
-            raise TypeError(f"namespaces: expected strings, got {name!r:.80}")
-    if not namespaces:
-        raise ValueError("namespaces: expected at least one, got none")
-
-
-class Answers:
-    """Calls one adapter, and checks what it answers; numpy's numbers are accepted too.
+class CheckedAdapter:
+    """Calls one adapter, and checks what it returns; numpy's numbers are accepted too.
 
     Tokens are copied: an adapter that alters its arguments does not alter what it is checked against.
 
@@ -43,8 +22,8 @@ class Answers:
         raised: what to do with an exception that a method of the adapter raises.
 
     Raises:
-        TypeError: it is not a `CacheAdapter`, or an answer has a wrong type; the message names the method and the right type.
-        ValueError: likewise, where an answer is out of range; or the adapter lacks its sizes.
+        TypeError: it is not a `CacheAdapter`, or a result has a wrong type; the message names the method and the right type.
+        ValueError: likewise, where a result is out of range; or the adapter lacks its sizes.
     """
 
     def __init__(self, adapter: CacheAdapter, raised: Callable[[Exception], NoReturn]) -> None:
