@@ -30,6 +30,7 @@ from radixkv.model.quantisation_report import report_quantised
 from radixkv.model.replacement.deferred_rotation import defer_rotation, restore_rotation
 from radixkv.model.replacement.merged_linear import merge_linears
 from radixkv.model.replacement.probe import compute_a_few_tokens, probe_attention
+from radixkv.model.replacement.replace_modules import refuse_saving
 from radixkv.model.replacement.unused_parts import drop_unused_parts
 from radixkv.model.silence import silence_transformers
 from radixkv.model.source import load_errors, resolve_folder
@@ -231,10 +232,13 @@ def _prepare_on_cpu(unprepared: _Unprepared, config: ModelConfig, native: bool) 
     elif deferred is not None and deferred.has_blocks:
         keeper = BlockKeeper(deferred)
     num_linears = sum(isinstance(module, torch.nn.Linear) for module in model.modules())
+    parameters = dict(model.named_parameters()).keys()
     try:
         prepare_for_cpu(model, native, keeper, deferred)
     except ValueError as error:  # names the module whose weights cannot be quantised
         raise ValueError(f"{name}: {error}") from error
+    if parameters - dict(model.named_parameters()).keys():
+        refuse_saving(model, name)
     report_quantised(model, name, config.quantization, num_linears)
     if config.share_weights:
         share_weights(weights_of(model), packed_folder())

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any, NoReturn
 
+import transformers
 from torch import nn
 
 
@@ -18,6 +20,24 @@ def replace_modules(model: nn.Module, replacements: Mapping[nn.Module, nn.Module
         for name, child in [*parent.named_children()]:
             if child in replacements:
                 setattr(parent, name, replacements[child])
+
+
+def refuse_saving(model: transformers.PreTrainedModel, name: str) -> None:
+    """Let a model raise an error where it would write a checkpoint without the weights that its replaced modules have.
+
+    Args:
+        model: of which modules were replaced.
+        name: of the model.
+    """
+
+    def refuse(*_: Any, **__: Any) -> NoReturn:
+        raise RuntimeError(
+            f"{name}: its weights were packed for this machine when it was given to an LLM; save it, or take its "
+            "state_dict, before that"
+        )
+
+    model.register_state_dict_pre_hook(refuse)
+    vars(model)["save_pretrained"] = refuse  # which writes a configuration first
 
 
 def is_unchanged(module: nn.Module) -> bool:
