@@ -13,6 +13,13 @@ from torch import nn
 from radixkv.errors import EngineError, UnsupportedModelError, one_line
 from radixkv.model.lack_of_memory import is_lack_of_memory
 
+# What torch says of the sizes of experts that its grouped product does not take, and what takes them.
+_GROUPED_SIZES = "strides should be multiple of 16 bytes"
+_GROUPED_HINT = (
+    "; its experts have sizes that torch's grouped product does not take: load it with transformers, call "
+    "model.set_experts_implementation('eager'), and give the model itself"
+)
+
 
 @contextmanager
 def errors_of_model(model: transformers.PreTrainedModel) -> Iterator[None]:
@@ -36,9 +43,10 @@ def errors_of_model(model: transformers.PreTrainedModel) -> Iterator[None]:
         if is_lack_of_memory(error) or type(_innermost_module(error)).__module__.startswith("radixkv."):
             raise
         name = model.config.name_or_path or type(model).__name__
+        hint = _GROUPED_HINT if _GROUPED_SIZES in str(error) else ""
         raise UnsupportedModelError(
             f"{name}: {type(model).__name__} cannot compute a few tokens of text alone by this configuration: "
-            f"{type(error).__name__}: {one_line(str(error))}"
+            f"{type(error).__name__}: {one_line(str(error))}{hint}"
         ) from error
 
 

@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 import torch
 from support.hub_cache import Checkpoint
-from support.model_zoo import build_multimodal, build_supported
+from support.model_zoo import SUPPORTED, build, build_multimodal, build_supported
+from support.prompt_sets import stem_and_tails, tokens_of, tokens_of_transformers
 
-from radixkv import LLM
+from radixkv import LLM, SamplingParams
 from radixkv.errors import UnsupportedModelError
 from radixkv.model.native.linear import NativeLinear
 from radixkv_cpu import library
@@ -32,6 +33,20 @@ def test_a_model_is_named_as_its_user_names_it(checkpoint_given: Checkpoint) -> 
     needs_images().save_pretrained(checkpoint_given.folder)
     with pytest.raises(UnsupportedModelError, match=f"^{checkpoint_given.model}: {_NEEDS_IMAGES}"):
         LLM(checkpoint_given.model)
+
+
+def test_experts_of_sizes_that_torch_does_not_take_can_be_computed_by_the_models_own_code() -> None:
+    """The error said what torch did: that strides should be multiples of 16 bytes."""
+    sizes = SUPPORTED["mixtral"] | {"intermediate_size": 47}
+    with pytest.raises(
+        UnsupportedModelError, match=r"^MixtralForCausalLM: .*call model.set_experts_implementation\('eager'\)"
+    ):
+        LLM(build("mixtral", sizes))
+    model = build("mixtral", sizes)
+    model.set_experts_implementation("eager")
+    expected = tokens_of_transformers(model, stem_and_tails(), 4)
+    prompts = [{"prompt_token_ids": prompt} for prompt in stem_and_tails()]
+    assert tokens_of(LLM(model, num_blocks=50), prompts, SamplingParams(temperature=0, max_tokens=4)) == expected
 
 
 def test_a_model_is_not_to_blame_where_memory_is_lacking() -> None:
