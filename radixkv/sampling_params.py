@@ -9,8 +9,16 @@ from dataclasses import InitVar, dataclass, replace
 from typing import Any
 
 from radixkv.cache.arguments import is_number, is_whole
+from radixkv.option_words import hint
 from radixkv.tools.grammar import AnswerFrame
-from radixkv.vllm_options import BEAM_SEARCH, SAMPLING, STRUCTURED_OUTPUTS, takes_vllm_options
+from radixkv.vllm_options import (
+    BEAM_SEARCH,
+    SAMPLING,
+    STRUCTURED_OUTPUTS,
+    VllmOption,
+    takes_vllm_options,
+    without_vllm_options,
+)
 
 # Most token ids in one parameter: every step of the request looks at all of them.
 MAX_TOKEN_IDS = 1024
@@ -213,10 +221,11 @@ class SamplingParams:
         """A copy for one request, validated anew because programs assign to fields, and for a model with so many tokens.
 
         Raises:
-            TypeError, ValueError: a value is impossible by now, or a token id or a number of tokens is beyond ``vocab_size``;
-                the message names it.
+            TypeError, ValueError: a value is impossible by now, or was assigned to a field that there is not; or a token id or
+                a number of tokens is beyond ``vocab_size``; the message names it.
         """
         params = replace(self)
+        _refuse_other_fields("sampling_params", vars(self), vars(params), SAMPLING)
         for name, ids in (
             ("logit_bias", params.biases),
             ("stop_token_ids", params.end_token_ids),
@@ -277,6 +286,7 @@ class BeamSearchParams:
             TypeError, ValueError: a value is impossible; the message names it.
         """
         params = replace(self)
+        _refuse_other_fields("params", vars(self), vars(params), BEAM_SEARCH)
         params.logprobs = _num_logprobs("logprobs", params.logprobs, vocab_size)
         return params
 
@@ -289,6 +299,17 @@ def wants_prompt_logprobs(params: SamplingParams | BeamSearchParams) -> bool:
 def prompt_only_params() -> SamplingParams:
     """Those of a request that only computes its prompt. With a seed of its own, it takes none from later requests."""
     return SamplingParams(max_tokens=1, temperature=0.0, seed=0)
+
+
+def _refuse_other_fields(
+    argument: str, given: Mapping[str, Any], known: Mapping[str, Any], vllm_options: Mapping[str, VllmOption]
+) -> None:
+    """Refuse what a program assigned to a name that the parameters do not have, as it would have no effect."""
+    if given.keys() == known.keys():
+        return
+    others = {name: value for name, value in given.items() if name not in known}
+    for name in without_vllm_options(others, vllm_options):
+        raise TypeError(f"{argument}: unknown field {name!r}{hint(name, known)}")
 
 
 def _num_logprobs(name: str, count: int | None, vocab_size: int) -> int | None:

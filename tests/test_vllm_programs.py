@@ -97,6 +97,24 @@ def test_parameters_are_those_at_the_time_of_the_call(tiny: LLM) -> None:
         tokens(tiny, [IDS], params)
 
 
+def test_an_assignment_without_effect_is_refused(tiny: LLM) -> None:
+    """A misspelt field kept the default."""
+    params: Any = SamplingParams(max_tokens=1)
+    params.skip_clone = True  # vLLM's, which changes nothing
+    tokens(tiny, [IDS], params)
+    params.temperatur = 0.5
+    with pytest.raises(TypeError, match=r"^sampling_params: unknown field 'temperatur'; did you mean temperature\?$"):
+        tokens(tiny, [IDS], params)
+    del params.temperatur
+    params.output_kind = 2
+    with pytest.raises(ValueError, match=r"^output_kind: expected it not to be there, got 2: LLM's calls"):
+        tokens(tiny, [IDS], params)
+    beams: Any = BeamSearchParams(beam_width=2, max_tokens=1)
+    beams.length_penality = 0.5
+    with pytest.raises(TypeError, match=r"^params: unknown field 'length_penality'; did you mean length_penalty\?$"):
+        tiny.beam_search([{"prompt_token_ids": IDS}], beams)
+
+
 def test_stop_strings_are_those_at_the_time_of_the_call(worded: LLM) -> None:
     params = SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True)
     text = worded.generate("The sea", params, use_tqdm=False)[0].outputs[0].text
