@@ -221,8 +221,8 @@ class SamplingParams:
         """A copy for one request, validated anew because programs assign to fields, and for a model with so many tokens.
 
         Raises:
-            TypeError, ValueError: a value is impossible by now, or was assigned to a field that there is not; or a token id or
-                a number of tokens is beyond ``vocab_size``; the message names it.
+            TypeError, ValueError: a value is impossible by now, or was assigned to a field that there is not, or a token id
+                or a number of tokens is beyond ``vocab_size``; the message names it.
         """
         params = replace(self)
         _refuse_other_fields("sampling_params", vars(self), vars(params), SAMPLING)
