@@ -87,10 +87,10 @@ class Admission:
         """A running group was preempted: what tenants use is counted anew."""
         self._usage = None
 
-    def note_stalled(self, group: SequenceGroup) -> None:
-        """A prompt in progress gets no tokens in this step: no other group waits for its prefix."""
-        self._in_flight_prefixes.note_stalled(group)
-        self._end_waits()
+    def note_stalled(self, group: SequenceGroup, num_tokens_left: int) -> None:
+        """A prompt in progress gets no tokens in this step; so many are left for prompts that fit as a whole."""
+        self._in_flight_prefixes.note_stalled(group, num_tokens_left)
+        self._end_waits(owner=group)
 
     def forget(self, group: SequenceGroup) -> None:
         """Forget a group that was started, or is gone."""
@@ -190,7 +190,7 @@ class Admission:
         usage = self._current_usage()
         # First the groups that others were preempted for, or none: otherwise the others would be readmitted in their place.
         for group in self._made_room_for:
-            if not usage.exceeds_limit(group) and not self._waits_for_prefix(group):
+            if not usage.exceeds_limit(group) and not self._still_waits(group):
                 return group if self._admit(group) else None
         passed: list[SequenceGroup] = []
         for tenant in usage.in_turn():
@@ -246,9 +246,9 @@ class Admission:
             self._tenant_waits.add(tenant, candidates, self._waiting.first(tenant))
         return None, did_not_fit
 
-    def _end_waits(self, for_loads: bool = False) -> None:
-        """Tenants that waited for prefixes, or loads, are in turn again if these waits are over."""
-        over = self._tenant_waits.end_for_prefixes()
+    def _end_waits(self, for_loads: bool = False, owner: SequenceGroup | None = None) -> None:
+        """Tenants that waited for prefixes (of ``owner`` only, if given) or loads are in turn again if these waits are over."""
+        over = self._tenant_waits.end_for_prefixes(owner)
         if for_loads:
             over |= self._tenant_waits.end_for_loads()
         if over and self._usage is not None:
@@ -258,15 +258,15 @@ class Admission:
         """Whether so many tokens are enough for what is not cached of a waiting group's prompt; None: any number."""
         return max_tokens is None or self._waiting.num_uncached(group) <= max_tokens
 
-    def _waits_for_prefix(self, group: SequenceGroup) -> bool:
-        """Whether it waits for a prefix that another group computes, or for a look-up or a load, which this advances."""
-        return self._waits_for_running(group) or self._waits_for_load(group)
+    def _still_waits(self, group: SequenceGroup) -> bool:
+        """Whether a group for which others were preempted waits nevertheless, for a prefix that began since."""
+        return self._waits_for_running(group, through_stalls=False) or self._waits_for_load(group)
 
-    def _waits_for_running(self, group: SequenceGroup) -> bool:
+    def _waits_for_running(self, group: SequenceGroup, through_stalls: bool = True) -> bool:
         """Whether it waits for a prefix that another group computes; one with a load waits for that first, and lacks less."""
         if self._loads is not None and self._loads.is_loading(group) and self._waits_for_load(group):
             return False
-        return self._in_flight_prefixes.should_wait(group)
+        return self._in_flight_prefixes.should_wait(group, through_stalls)
 
     def _note_waits_for_running(self, group: SequenceGroup) -> None:
         """A group waits for a prefix in flight: its tenant is not in turn meanwhile, if it is known that all others wait."""

@@ -2,7 +2,8 @@
 
 Sixteen equal prompts that arrive together cost one: the first is computed, the others wait until what they share with it is
 published, chunk by chunk, and are admitted then. The wait ends when the prefix is published, or when it will not be, or not
-soon: because its owner no longer runs, or the cache was cleared under it, or the owner's own prompt waits for other prompts.
+soon: because its owner no longer runs, or the cache was cleared under it, or other prompts are computed before the owner's.
+In this last case, groups whose prompts do not fit into the tokens left in the step still wait: they could not start either.
 """
 
 from __future__ import annotations
@@ -32,15 +33,18 @@ class InFlightPrefixes:
     def __init__(self, cache: PrefixCache) -> None:
         self._cache = cache
         self._prefixes: dict[SequenceGroup, InFlightPrefix] = {}
-        self._stalled: set[SequenceGroup] = set()
-        self._stalled_before: set[SequenceGroup] = set()  # in the step before
+        # The owners that got no tokens in this step, and in the one before, and how many were left for shorter prompts.
+        self._stalled: dict[SequenceGroup, int] = {}
+        self._stalled_before: dict[SequenceGroup, int] = {}
+        self._num_cached: dict[SequenceGroup, int] = {}  # tokens of the prompts of stalled owners, once asked for
         self._owners: set[SequenceGroup] = set()  # the groups that run
         # Those whose prompts are in progress, by the block that they publish next: its namespace, its start, its tokens.
         self._by_block: dict[str, dict[int, dict[bytes, list[SequenceGroup]]]] = {}
 
     def begin_step(self, running: Iterable[SequenceGroup]) -> None:
         """Forget which owners got no tokens in the step before, and look at what runs."""
-        self._stalled_before, self._stalled = self._stalled, set()
+        self._stalled_before, self._stalled = self._stalled, {}
+        self._num_cached.clear()
         self.look_at(running)
 
     def look_at(self, running: Iterable[SequenceGroup]) -> None:
@@ -48,8 +52,7 @@ class InFlightPrefixes:
         self._owners.clear()
         self._by_block.clear()
         for group in running:
-            if group not in self._stalled:
-                self.add(group)
+            self.add(group)
 
     def add(self, owner: SequenceGroup) -> None:
         """A group runs, or is about to."""
@@ -64,10 +67,9 @@ class InFlightPrefixes:
         """A group will run no longer."""
         self._owners.discard(owner)
 
-    def note_stalled(self, owner: SequenceGroup) -> None:
-        """A running group whose prompt is in progress gets no tokens in this step; nobody waits for it."""
-        self._stalled.add(owner)
-        self.remove(owner)
+    def note_stalled(self, owner: SequenceGroup, num_tokens_left: int) -> None:
+        """A running group whose prompt is in progress gets no tokens in this step; so many are left for shorter prompts."""
+        self._stalled[owner] = num_tokens_left
 
     def forget(self, group: SequenceGroup) -> None:
         """``group`` no longer waits."""
@@ -76,7 +78,9 @@ class InFlightPrefixes:
     def is_in_flight(self, prefix: InFlightPrefix) -> bool:
         """Whether it will be published soon."""
         owner = prefix.owner
-        return owner in self._owners and _publishes(owner) and owner.sequences[0].num_computed < prefix.num_tokens
+        if owner not in self._owners or not _publishes(owner):
+            return False
+        return prefix.num_tokens > max(owner.sequences[0].num_computed, self._num_startable(owner))
 
     def awaited_by(self, group: SequenceGroup) -> InFlightPrefix | None:
         """What a group waited for when it was asked last whether it should wait; None: it need not."""
@@ -84,13 +88,19 @@ class InFlightPrefixes:
 
     def is_seen(self, group: SequenceGroup) -> bool:
         """Whether the wait of a group that should wait may last, so that nobody has to look at it until it is over."""
-        return self._prefixes[group].owner not in self._stalled_before
+        prefix = self._prefixes[group]
+        num_left = self._stalled_before.get(prefix.owner, 0)
+        return prefix.num_tokens > prefix.owner.sequences[0].num_computed + num_left
 
-    def should_wait(self, group: SequenceGroup) -> bool:
-        """Whether a group that runs will soon publish at least a block more of this one's prompt than is cached now."""
+    def should_wait(self, group: SequenceGroup, through_stalls: bool = True) -> bool:
+        """Whether a group that runs will soon publish at least a block more of this one's prompt than is cached now.
+
+        Args:
+            through_stalls: also for owners that got no tokens in this step or the one before.
+        """
         prefix = self._prefixes.get(group)
         if prefix is not None:
-            if self.is_in_flight(prefix):
+            if self.is_in_flight(prefix) and (through_stalls or not self._is_stalled(prefix.owner)):
                 return True
             del self._prefixes[group]
         request = group.request
@@ -104,12 +114,28 @@ class InFlightPrefixes:
                 # A less urgent owner may be preempted, or get no tokens, for the sake of others.
                 if owner not in self._owners or owner.request.priority > request.priority or not _publishes(owner):
                     continue
+                if not through_stalls and self._is_stalled(owner):
+                    continue
                 num_common = min(_num_common_tokens(group, owner), longest) // size * size
+                if num_common <= self._num_startable(owner):
+                    continue
                 # What the owner has computed of it is cached, too: its table holds it.
                 if num_common - self._cache.match(group.prefill_token_ids, request.namespace) >= size:
                     self._prefixes[group] = InFlightPrefix(owner, num_common)
                     return True
         return False
+
+    def _num_startable(self, owner: SequenceGroup) -> int:
+        """The longest prefix of a stalled owner's prompt that another group could compute in this step; 0 if not stalled."""
+        num_left = self._stalled.get(owner)
+        if num_left is None:
+            return 0
+        if owner not in self._num_cached:  # another group may have computed more of it than the owner
+            self._num_cached[owner] = self._cache.match(owner.prefill_token_ids, owner.request.namespace)
+        return self._num_cached[owner] + num_left
+
+    def _is_stalled(self, owner: SequenceGroup) -> bool:
+        return owner in self._stalled or owner in self._stalled_before
 
 
 def _publishes(owner: SequenceGroup) -> bool:

@@ -306,7 +306,7 @@ class Scheduler:
                 long, reserved = group, plan.budget - plan.budget // 2
                 plan.budget -= reserved
             else:
-                self.admission.note_stalled(group)
+                self.admission.note_stalled(group, plan.budget)
         self._admit_waiting(plan, long is not None)
         if long is not None:
             plan.add(self._chunks_of(long, plan.budget + reserved))

@@ -54,9 +54,17 @@ class TenantWaits:
         """``group`` no longer waits; its tenant is in turn, if others of its groups do."""
         self._for_loads.pop(group, None)
 
-    def end_for_prefixes(self) -> bool:
-        """Whether prefixes are no longer in flight for which tenants waited; these are in turn again."""
-        over = [prefix for prefix in self._for_prefixes if not self._in_flight.is_in_flight(prefix)]
+    def end_for_prefixes(self, owner: SequenceGroup | None = None) -> bool:
+        """Whether prefixes are no longer in flight for which tenants waited; these are in turn again.
+
+        Args:
+            owner: whose prefixes to look at; None: everybody's.
+        """
+        over = [
+            prefix
+            for prefix in self._for_prefixes
+            if (owner is None or prefix.owner is owner) and not self._in_flight.is_in_flight(prefix)
+        ]
         for prefix in over:
             for tenant in self._for_prefixes.pop(prefix):
                 self._shares.set_waits_for(tenant, WaitsFor.TURN)

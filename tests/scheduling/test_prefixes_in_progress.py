@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 from support.scheduler_driver import STEMS, SchedulerDriver, numbers, prompt, tail
 
+from radixkv.scheduling.request import Request
+
 
 def test_a_prompt_that_reads_nothing_does_not_wait_for_one_that_computes_its_prefix() -> None:
     """It used to wait until the other was computed, and then computed everything itself."""
@@ -75,6 +77,37 @@ def test_a_short_prompt_does_not_wait_for_a_prefix_whose_owner_gets_no_tokens() 
     driver.step()
     assert short[1] in driver.admitted
     driver.run()
+
+
+def beside_a_prompt_without_tokens(num_common: int) -> tuple[SchedulerDriver, Request]:
+    """No slot is free, a prompt of which 16 tokens are cached gets no tokens, and another tenant's request begins like it."""
+    driver = SchedulerDriver(budget=16, max_num_seqs=4)
+    long, urgent = ([token for stem in stems for token in stem] for stems in (STEMS, reversed(STEMS)))
+    driver.add(long, tenant="a")
+    driver.step()
+    driver.add([7, *urgent], tenant="a", priority=-1)
+    driver.step()
+    driver.add_several(2, 3, tenant="c", max_new=100)
+    driver.steps(2)
+    return driver, driver.add([*long[:num_common], 1], tenant="b")
+
+
+def test_nothing_gives_way_for_what_would_compute_the_prefix_of_a_prompt_without_tokens() -> None:
+    """It did, and the prefix was computed twice, or the group that gave way started anew in the same step."""
+    driver, waits = beside_a_prompt_without_tokens(120)
+    driver.step()
+    assert waits not in driver.admitted
+    driver.run()
+    assert driver.scheduler.num_preemptions == 0
+    assert driver.num_computed_tokens == (120 + 3) + (121 + 3) + (1 + 3) + 2 * (3 + 99)
+
+
+def test_a_short_prompt_for_which_others_gave_way_starts_although_less_is_left_than_in_the_step_before() -> None:
+    driver, short = beside_a_prompt_without_tokens(23)
+    driver.budget = driver.scheduler._max_num_batched_tokens = 8
+    driver.step()
+    assert len(driver.preempted) == 1
+    assert short in driver.admitted
 
 
 def test_what_waits_for_a_prefix_waits_for_its_last_token_too() -> None:

@@ -80,6 +80,17 @@ def waiting_for_a_prompt_in_progress_with_no_slot_free(num_tenants: int) -> Sche
     return waiting_for_a_prompt_in_progress(num_tenants, max_num_seqs=1)
 
 
+def waiting_for_a_prompt_without_tokens(num_tenants: int) -> SchedulerDriver:
+    driver = SchedulerDriver(budget=64)
+    driver.add(prompt(900), tenant="first")
+    stalled = prompt(900)
+    driver.add(stalled, tenant="stalled")
+    driver.steps(2)
+    for number in range(num_tenants):
+        driver.add([*stalled, number], tenant=f"{number}")
+    return driver
+
+
 @pytest.mark.parametrize(
     "wait",
     [
@@ -90,6 +101,7 @@ def waiting_for_a_prompt_in_progress_with_no_slot_free(num_tenants: int) -> Sche
         waiting_for_look_ups_beside_a_prompt,
         waiting_for_look_ups_before_a_prompt,
         waiting_for_a_prompt_in_progress_with_no_slot_free,
+        waiting_for_a_prompt_without_tokens,
     ],
 )
 def test_a_step_takes_as_long_however_many_tenants_wait_for_prefixes(
@@ -141,13 +153,7 @@ def test_with_no_slot_free_nobody_asks_which_of_many_loads_are_over(
 
 def test_tenants_stay_in_turn_that_wait_for_a_prompt_that_gets_no_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
     """They lost their turns and got them back in each step: with 500 tenants, it took a third longer."""
-    driver = SchedulerDriver(budget=64)
-    driver.add(prompt(900), tenant="first")
-    stalled = prompt(900)
-    driver.add(stalled, tenant="stalled")
-    driver.steps(2)
-    for number in range(10):
-        driver.add([*stalled, number], tenant=f"{number}")
+    driver = waiting_for_a_prompt_without_tokens(10)
     driver.steps(2)
     assert len(driver.scheduler.running) == 2
     changes: list[str] = []
