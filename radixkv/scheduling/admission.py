@@ -247,7 +247,7 @@ class Admission:
         return None, did_not_fit
 
     def _end_waits(self, for_loads: bool = False, owner: SequenceGroup | None = None) -> None:
-        """Tenants that waited for prefixes (of ``owner`` only, if given) or loads are in turn again if these waits are over."""
+        """Tenants whose waits for prefixes (only those of ``owner``, if given) or loads are over are in turn again."""
         over = self._tenant_waits.end_for_prefixes(owner)
         if for_loads:
             over |= self._tenant_waits.end_for_loads()
