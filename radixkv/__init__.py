@@ -18,6 +18,7 @@
     observe/                seeing into the cache
     testing/, bench/        property tests of caches, measurements
     lazy_names.py, extras.py                                              imports that wait, packages that may be missing
+    namespaces.py           how a tenant's namespaces are named
     threads.py, process_bound.py                                          threads, and what no other process may have
     option_words.py, sizes.py, text_files.py                              what options say, and files that users write
 

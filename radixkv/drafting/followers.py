@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from radixkv.cache.node import Node
 from radixkv.cache.observer import TreeObserver
+from radixkv.namespaces import is_derived
 
 # How many different followers of a token are kept, and of how many tokens.
 _MOST = 4
@@ -55,5 +56,5 @@ class NamespaceFollowers(TreeObserver):
     def on_clear(self, namespace: str | None, nodes: Sequence[Node]) -> None:
         """Forget those of a namespace and of all derived from it, which the tree may no longer know, or everything."""
         for name in list(self._by_namespace):
-            if namespace is None or name == namespace or name.startswith(f"{namespace}/"):
+            if namespace is None or name == namespace or is_derived(name, namespace):
                 del self._by_namespace[name]

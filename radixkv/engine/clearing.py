@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from radixkv.cache import PrefixCache
+from radixkv.namespaces import is_derived
 
 
 class Cleared(NamedTuple):
@@ -30,7 +31,7 @@ class NamespaceSelection:
 
     Attributes:
         name: of one namespace; None: all.
-        derived: whether to include those derived from it, whose names begin with its own and a slash.
+        derived: whether to include those derived from it, see `radixkv.namespaces`.
     """
 
     name: str | None
@@ -39,7 +40,7 @@ class NamespaceSelection:
     def __contains__(self, namespace: str) -> bool:
         if self.name is None or namespace == self.name:
             return True
-        return self.derived and namespace.startswith(f"{self.name}/")
+        return self.derived and is_derived(namespace, self.name)
 
 
 ALL_NAMESPACES = NamespaceSelection(None)

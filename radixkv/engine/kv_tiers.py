@@ -26,6 +26,7 @@ from radixkv.config import CacheWritePolicy
 from radixkv.memory import KVPool
 from radixkv.memory.block_rows import BlockRows
 from radixkv.memory.pages import take_pages
+from radixkv.namespaces import namespace_group
 from radixkv.observe.prompt_explanation import TierPart
 from radixkv.routing import PrefillRate
 from radixkv.scheduling.prefix_loads import PrefixLoads
@@ -34,7 +35,7 @@ from radixkv.tiers.disk.stored_pins import StoredPins
 from radixkv.tiers.moves.block_moves import BlockMoves
 from radixkv.tiers.moves.known_blocks import KnownBlocks
 from radixkv.tiers.moves.loader import BlockLoader
-from radixkv.tiers.moves.prefix_keys import PrefixKeys, namespace_group
+from radixkv.tiers.moves.prefix_keys import PrefixKeys
 from radixkv.tiers.moves.prefix_search import find_prefix
 from radixkv.tiers.moves.rates import Rates
 from radixkv.tiers.moves.writer import BlockWriter

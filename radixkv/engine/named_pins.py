@@ -23,9 +23,9 @@ from numpy.typing import NDArray
 from radixkv.cache import Pin, PinQuotaExceeded, PrefixCache
 from radixkv.cache.tokens import TOKEN_BYTES, TokenIds, decode, encode
 from radixkv.engine.kv_tiers import KVTiers
+from radixkv.namespaces import namespace_group
 from radixkv.scheduling.request import Request
 from radixkv.tiers.disk.stored_pins import StoredPin, StoredPins
-from radixkv.tiers.moves.prefix_keys import namespace_group
 
 _log = logging.getLogger(__name__)
 

@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from http import HTTPStatus
 
+from radixkv.namespaces import is_derived, salted
 from radixkv.scheduling.tenant_share import TenantShare
 from radixkv.server.access.keys import Key, hash_of
 from radixkv.server.errors import ApiError
@@ -36,7 +37,7 @@ class Tenant:
 
     def namespace(self, cache_salt: str | None = None) -> str:
         """The namespace of the tenant's prompts with this salt."""
-        return self.name if cache_salt is None else f"{self.name}/{_keyed_hash(self._secret, self.name, cache_salt)}"
+        return self.name if cache_salt is None else salted(self.name, _keyed_hash(self._secret, self.name, cache_salt))
 
     @property
     def share(self) -> TenantShare:
@@ -46,7 +47,7 @@ class Tenant:
         return TenantShare(self.key.weight, self.key.max_num_seqs, self.key.max_cached_share)
 
     def owns(self, namespace: str) -> bool:
-        return namespace == self.name or namespace.startswith(f"{self.name}/")
+        return namespace == self.name or is_derived(namespace, self.name)
 
 
 class Tenants:

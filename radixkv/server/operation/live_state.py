@@ -25,6 +25,7 @@ from radixkv import __version__
 from radixkv.cache import NodeOutline
 from radixkv.cache.tokens import decode
 from radixkv.engine.stats import EngineStats
+from radixkv.namespaces import salt_of
 from radixkv.sampling.detokenizer import decode_tokens
 from radixkv.server.access.authentication import CurrentTenant
 from radixkv.server.access.tenants import Tenant
@@ -256,7 +257,7 @@ def _request_state(state: _Progress, group: SequenceGroup) -> RequestState:
 
 def _tree(namespace: str, root: NodeOutline, snapshot: _EngineSnapshot, tokenizer: Any) -> Tree:
     # Of a namespace derived from a salt, only enough is shown to distinguish it from the others.
-    salt = namespace.partition("/")[2]
+    salt = salt_of(namespace)
     return Tree(
         namespace=f"salt {salt[:6]}" if salt else "",
         hidden=root.num_hidden,

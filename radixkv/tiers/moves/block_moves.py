@@ -28,11 +28,11 @@ from radixkv.cache.node import Node
 from radixkv.cache.observer import TreeObserver
 from radixkv.cache.tokens import TOKEN_BYTES, decode
 from radixkv.config import CacheWritePolicy
+from radixkv.namespaces import namespace_group
 from radixkv.tiers.block_key import is_filled_enough
 from radixkv.tiers.moves.hot_prefixes import hot_prefixes
 from radixkv.tiers.moves.known_blocks import KnownBlocks
 from radixkv.tiers.moves.pool_rows import PoolRows
-from radixkv.tiers.moves.prefix_keys import namespace_group
 from radixkv.tiers.moves.wanted_prefixes import WantedPrefix, WantedPrefixes
 from radixkv.tiers.moves.writer import BlockWriter, PrefixBlocks
 from radixkv.tiers.tier import BlockBytes

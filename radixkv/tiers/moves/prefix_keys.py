@@ -6,20 +6,12 @@ from collections import OrderedDict
 from threading import Lock
 
 from radixkv.cache.tokens import TOKEN_BYTES
+from radixkv.namespaces import namespace_group
 from radixkv.tiers.block_key import BlockKey, block_keys, is_filled_enough, namespace_digest, next_digest
 from radixkv.tiers.tier_events import TierEvents
 
 # Prefixes whose keys are kept: a long prefix is looked up, loaded, and evicted in parts, with the same keys each time.
 _KEPT_PREFIXES = 32
-
-
-def namespace_group(namespace: str) -> str:
-    """The group of namespaces that tiers clear together: all of a tenant's, whatever their salts.
-
-    A tier cannot list the namespaces that it holds, so without groups, clearing a tenant after a restart would need all its
-    salts. `Tenant.namespace` puts them behind a slash.
-    """
-    return namespace.partition("/")[0]
 
 
 class PrefixKeys:
