@@ -131,7 +131,7 @@ def test_a_stream_takes_what_one_chat_takes(llm: LLM) -> None:
     assert llm.explain(prompt, cache_salt="streams").num_reused_tokens == 0
 
 
-def test_calls_of_a_server_s_engine(llm: LLM) -> None:
+def test_a_refused_call_of_an_async_llm_names_the_argument(llm: LLM) -> None:
     async def main() -> None:
         async with AsyncLLM(llm) as engine:
             for tenant in ([], {}, 5, None):

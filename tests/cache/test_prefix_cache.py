@@ -174,7 +174,7 @@ def test_what_others_computed_meanwhile_is_found_node_by_node() -> None:
     assert cache.num_held_blocks == 6
 
 
-def test_everything_is_counted() -> None:
+def test_stats_count_every_operation() -> None:
     cache = PrefixCache(40, 4)
     first = compute(cache, [1, 2, 3, 4, 5, 6])
     children = cache.fork(first, 3) + cache.fork(first)

@@ -129,7 +129,7 @@ def test_several_threads_attend_by_one_plan(variant: str) -> None:
 
 
 @each_variant
-def test_arrays_that_change_later(variant: str) -> None:
+def test_a_plan_copies_its_arrays(variant: str) -> None:
     """What was checked is what is computed with."""
     arrays = {
         "row_ranges": np.array([[0, 1], [1, 2]]),

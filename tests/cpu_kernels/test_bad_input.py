@@ -53,12 +53,12 @@ BAD_WEIGHTS: dict[str, tuple[dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize(("bad", "message"), BAD_WEIGHTS.values(), ids=BAD_WEIGHTS)
-def test_weights(bad: dict[str, Any], message: str) -> None:
+def test_bad_weights_are_refused(bad: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         PackedWeight(**{"weights": [torch.zeros(3, 32)], **bad})
 
 
-def test_what_is_packable() -> None:
+def test_is_packable_accepts_what_packed_weight_takes() -> None:
     assert is_packable(torch.zeros(3, 33))
     assert not is_packable(torch.zeros(3, 33, dtype=torch.bfloat16))
     assert not is_packable(torch.zeros(33))
@@ -78,7 +78,7 @@ def test_what_is_packable() -> None:
         ("residual", torch.zeros(2, 3, device=META), "residual: expected on cpu, got meta"),
     ],
 )
-def test_factors(name: str, tensor: torch.Tensor, message: str) -> None:
+def test_bad_inputs_of_a_product_are_refused(name: str, tensor: torch.Tensor, message: str) -> None:
     arguments = {"x": torch.zeros(2, 32), "residual": torch.zeros(2, 3)}
     with pytest.raises(ValueError, match=message):
         PackedWeight([torch.zeros(3, 32)]).multiply(**{**arguments, name: tensor})
@@ -96,7 +96,7 @@ def test_factors(name: str, tensor: torch.Tensor, message: str) -> None:
         (torch.ones(2, 8), torch.ones(8, device=META), "weight: expected on cpu, got meta"),
     ],
 )
-def test_norms(x: torch.Tensor, weight: torch.Tensor, message: str) -> None:
+def test_bad_inputs_of_a_norm_are_refused(x: torch.Tensor, weight: torch.Tensor, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         rms_norm(x, weight, 1e-5)
     if not x.is_meta:
@@ -148,7 +148,7 @@ BAD_ROPES = {
 
 
 @pytest.mark.parametrize(("name", "tensor", "message"), BAD_ROPES.values(), ids=BAD_ROPES)
-def test_rotary_positions(name: str, tensor: torch.Tensor, message: str) -> None:
+def test_bad_rotary_positions_are_refused(name: str, tensor: torch.Tensor, message: str) -> None:
     arguments = rope_arguments()
     with pytest.raises(ValueError, match=message):
         rope_(**{**arguments, name: tensor})
@@ -157,7 +157,7 @@ def test_rotary_positions(name: str, tensor: torch.Tensor, message: str) -> None
 
 
 @pytest.mark.parametrize(("query_heads", "kv_heads", "name"), [(4, 2, "query"), (2, 4, "key")])
-def test_rotary_positions_of_rows_that_overlap(query_heads: int, kv_heads: int, name: str) -> None:
+def test_rotating_rows_that_overlap_is_refused(query_heads: int, kv_heads: int, name: str) -> None:
     x, positions = torch.ones(8, 8), torch.zeros(3, 8)
     query, key = (x.as_strided((3, heads, 8), (16, 8, 1)) for heads in (query_heads, kv_heads))
     with pytest.raises(ValueError, match=f"{name}: expected rows at least 32 apart, got 16"):
@@ -166,7 +166,7 @@ def test_rotary_positions_of_rows_that_overlap(query_heads: int, kv_heads: int, 
 
 
 @pytest.mark.parametrize("rotary_dim", [7, 10])
-def test_rotary_dimensions_that_heads_do_not_have(rotary_dim: int) -> None:
+def test_more_rotary_dimensions_than_heads_have_are_refused(rotary_dim: int) -> None:
     positions = dict.fromkeys(("cos", "sin"), torch.zeros(2, rotary_dim))
     with pytest.raises(ValueError, match=r"cos: expected an even number of dimensions up to 8, got \[2, "):
         rope_(**rope_arguments() | positions)
@@ -194,7 +194,7 @@ BAD_WRITES = {
 
 
 @pytest.mark.parametrize(("name", "tensor", "message"), BAD_WRITES.values(), ids=BAD_WRITES)
-def test_writing(name: str, tensor: torch.Tensor, message: str) -> None:
+def test_bad_cache_writes_are_refused(name: str, tensor: torch.Tensor, message: str) -> None:
     arguments = {
         "key": torch.ones(2, 3, 8),
         "value": torch.ones(2, 3, 4),
@@ -249,7 +249,7 @@ BAD_PLANS = {
 
 
 @pytest.mark.parametrize(("name", "value", "message"), BAD_PLANS.values(), ids=BAD_PLANS)
-def test_ranges(name: str, value: Any, message: str) -> None:
+def test_bad_plans_are_refused(name: str, value: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         PagedAttention(**{**plan(), name: value})
 
@@ -294,7 +294,7 @@ BAD_ATTENTION: dict[str, tuple[str, Any, str]] = {
 
 
 @pytest.mark.parametrize(("name", "value", "message"), BAD_ATTENTION.values(), ids=BAD_ATTENTION)
-def test_attention(name: str, value: Any, message: str) -> None:
+def test_bad_inputs_of_attention_are_refused(name: str, value: Any, message: str) -> None:
     arguments = {
         "query": torch.zeros(2, 4, 8),
         "keys": torch.zeros(5, 16, 2, 8),
@@ -305,7 +305,7 @@ def test_attention(name: str, value: Any, message: str) -> None:
         PagedAttention(**plan()).attend(**{**arguments, name: value})
 
 
-def test_a_cache_without_heads() -> None:
+def test_a_cache_without_heads_is_refused() -> None:
     """It must not end in a division by zero."""
     empty = torch.zeros(5, 16, 0, 8)
     with pytest.raises(ValueError, match="query: expected a multiple of the cache's 0 heads"):
@@ -315,7 +315,7 @@ def test_a_cache_without_heads() -> None:
         PagedAttention(**plan()).attend(torch.zeros(2, 0, 8), whole, whole, scale=1.0)
 
 
-def test_heads_without_dimensions() -> None:
+def test_heads_without_dimensions_are_refused() -> None:
     """All scores would be 0."""
     keys, values = torch.zeros(5, 16, 2, 0), torch.zeros(5, 16, 2, 4)
     with pytest.raises(ValueError, match=r"keys: expected at least one dimension of a head, got shape \[5, 16, 2, 0\]"):

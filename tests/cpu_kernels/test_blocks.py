@@ -143,7 +143,7 @@ def test_the_smallest_format_that_holds_all() -> None:
 
 
 @needs_library
-def test_bad_input() -> None:
+def test_bad_weights_are_refused() -> None:
     blocks = unpack(random_blocks("Q8_0", 4, 64, np.random.default_rng(0)), "Q8_0")
     with pytest.raises(ValueError, match="weights: expected float32, or bfloat16"):
         BlockWeight([blocks], torch.float16)

@@ -235,7 +235,7 @@ def test_sizes_in_memory() -> None:
 
 
 @needs_library
-def test_what_cannot_be_quantised() -> None:
+def test_what_cannot_be_quantised_is_refused() -> None:
     assert is_quantisable(torch.zeros(3, 32))
     assert not is_quantisable(torch.zeros(3, 33))
     assert not is_quantisable(torch.zeros(3, 32, dtype=torch.float16))

@@ -94,7 +94,7 @@ class DraftMachine(RuleBasedStateMachine):
         self.oracle.sequences.clear()
 
 
-def test_any_interleaving() -> None:
+def test_drafts_change_no_answer_in_any_interleaving() -> None:
     class Machine(DraftMachine):
         plain = plain_llm()
         oracle = Oracle(3, error_rate=0.15, vocab_size=VOCAB_SIZE)

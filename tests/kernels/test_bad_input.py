@@ -151,7 +151,7 @@ BAD_CACHES = {
 
 
 @pytest.mark.parametrize(("cache", "message"), BAD_CACHES.values(), ids=BAD_CACHES)
-def test_caches(cache: torch.Tensor, message: str) -> None:
+def test_bad_caches_are_refused(cache: torch.Tensor, message: str) -> None:
     """With nothing in a tensor, or with strides too large for 32 bits."""
     with pytest.raises(ValueError, match=f"key_cache: {message}"):
         check_cache(cache, cache, cache.device)
@@ -161,7 +161,7 @@ def test_caches(cache: torch.Tensor, message: str) -> None:
             check_cache(good, cache, cache.device)
 
 
-def test_blocks_of_a_size_that_kernels_do_not_know() -> None:
+def test_unsupported_block_sizes_are_refused() -> None:
     caches = {"key_cache": torch.zeros(5, 8, 2, 64), "value_cache": torch.zeros(5, 8, 2, 32)}
     with pytest.raises(ValueError, match=r"key_cache: expected blocks of .* got shape \[5, 8, 2, 64\]"):
         attend_split(**attention_arguments() | caches, row_tables=ROW_TABLES, num_splits=1)
@@ -173,7 +173,7 @@ def test_float8_caches_need_scales() -> None:
         attend_split(**attention_arguments() | caches, row_tables=ROW_TABLES, num_splits=1)
 
 
-def test_items_and_tiles_and_splits() -> None:
+def test_bad_items_tiles_and_splits_are_refused() -> None:
     items = torch.zeros(1, 6, dtype=torch.int32)
     with pytest.raises(ValueError, match=r"tile_rows: expected one of \(16, 64, 128\), got 32"):
         attend_items(**attention_arguments(), items=items, tile_rows=32)
@@ -189,7 +189,7 @@ def test_items_and_tiles_and_splits() -> None:
         attend_split(**attention_arguments(), row_tables=ROW_TABLES[:2], num_splits=1)
 
 
-def test_more_programs_than_a_grid_can_have() -> None:
+def test_more_programs_than_a_grid_can_have_are_refused() -> None:
     many = 65_536
     arguments = attention_arguments()
     with pytest.raises(ValueError, match="num_splits: expected at most 65535 parts, got 65536"):
@@ -217,7 +217,7 @@ def test_more_programs_than_a_grid_can_have() -> None:
         attend_items(**arguments | wide, items=items, tile_rows=16)
 
 
-def test_devices() -> None:
+def test_tensors_on_another_device_are_refused() -> None:
     with pytest.raises(ValueError, match="query: expected on a CUDA device, got meta"):
         attend_items(
             **{key: value.to("meta") if key != "scale" else value for key, value in attention_arguments().items()},

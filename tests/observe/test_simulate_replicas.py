@@ -118,7 +118,7 @@ def test_a_prompt_that_cannot_be_parted_leaves_imbalance_to_the_best_router() ->
     assert least_imbalance([{}, {}], {}, 5) == 1.0
 
 
-def test_baselines() -> None:
+def test_baseline_routers_choose_by_their_rules() -> None:
     turns = RoundRobin(3, 0)
     assert [turns.choose(number, [], 1) for number in range(4)] == [0, 1, 2, 0]
     two = PowerOfTwo(2, 0)

@@ -58,7 +58,7 @@ def test_the_tree_of_the_tenants_own_prompts_with_their_texts(http: httpx.Client
     assert state["tokens"]["reused"] >= shared["tokens"]
 
 
-def test_nothing_of_other_tenants(server: ServerProcess) -> None:
+def test_live_shows_nothing_of_other_tenants(server: ServerProcess) -> None:
     with server.client(TENANT_A) as a, server.client(TENANT_B) as b:
         complete(a, "The patient's name is John Smith, and the diagnosis reads as follows: " * 4)
         live(a, lambda state: "John Smith" in str(state))

@@ -38,7 +38,7 @@ def test_the_load_of_an_idle_server_is_zero(http: httpx.Client) -> None:
     assert http.get("/load").json() == {"server_load": 0}
 
 
-def test_endpoints_without_a_key(server: object, http: httpx.Client) -> None:
+def test_version_ping_and_schema_need_no_key(server: object, http: httpx.Client) -> None:
     with httpx.Client(base_url=http.base_url, timeout=600, verify=False) as anonymous:
         assert [anonymous.request(method, "/ping").status_code for method in ("GET", "POST")] == [200, 200]
         assert anonymous.get("/version").json() == {"version": radixkv.__version__}

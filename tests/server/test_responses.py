@@ -109,7 +109,7 @@ async def test_an_earlier_response_is_continued_with_all_that_was_computed_for_i
         assert other["usage"]["input_tokens"] != second["usage"]["input_tokens"]
 
 
-async def test_text_of_a_schema(llm: LLM) -> None:
+async def test_text_format_enforces_a_schema(llm: LLM) -> None:
     async with served(llm) as client:
         schema = {
             "type": "object",

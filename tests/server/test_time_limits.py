@@ -93,7 +93,7 @@ def test_of_equal_limits_that_of_the_queue_counts_first(llm: LLM, monkeypatch: p
     ("path", "fields"),
     [("/v1/completions", BODY), ("/v1/chat/completions", {"messages": [{"role": "user", "content": "Hi"}]})],
 )
-async def test_in_the_queue_to_be_tokenized(llm: LLM, path: str, fields: dict[str, Any]) -> None:
+async def test_a_request_that_is_not_tokenized_in_time_times_out(llm: LLM, path: str, fields: dict[str, Any]) -> None:
     """The limits began after it, and others' long texts could keep a request there for as long as they took."""
     go = threading.Event()
     async with AsyncLLM(llm) as engine, make_client(engine, config=ServerConfig(queue_timeout=SOON)) as client:
@@ -125,7 +125,7 @@ BREAKPOINT: dict[str, Any] = {
         ("/v1/chat/completions", BREAKPOINT, ServerConfig(request_timeout=SOON), "was not finished within"),
     ],
 )
-async def test_while_the_prefixes_that_are_to_stay_cached_are_found(
+async def test_time_limits_hold_while_marked_prefixes_are_tokenized(
     llm: LLM,
     monkeypatch: pytest.MonkeyPatch,
     path: str,
@@ -195,7 +195,7 @@ def test_a_request_has_a_limit_of_its_own(llm: LLM) -> None:
     assert errors(llm, ServerConfig(request_timeout=900), timeout=SOON, streams=(True,)) == [expected]
 
 
-async def test_who_is_in_time_is_not_disturbed(llm: LLM) -> None:
+async def test_a_request_within_all_limits_is_answered(llm: LLM) -> None:
     limits = ServerConfig(queue_timeout=900, first_token_timeout=900, request_timeout=900)
     async with AsyncLLM(llm) as engine, make_client(engine, config=limits) as client:
         response = await client.post("/v1/completions", json={"prompt": "Once", "max_tokens": 2, "timeout": 900})

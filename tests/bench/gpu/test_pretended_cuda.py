@@ -105,7 +105,7 @@ def test_limits_are_computed_from_bytes_and_seconds(launches: list[str], tmp_pat
     }
 
 
-def test_attention_and_what_follows(launches: list[str], tmp_path: Path) -> None:
+def test_the_attention_bench_has_all_rows_and_names_next_steps(launches: list[str], tmp_path: Path) -> None:
     report = run_part("attention", tmp_path / "attention.json")
     assert not report["failed"]
     # There is no cuDNN on a CPU, which is no failure.
@@ -189,7 +189,9 @@ def test_one_configuration_of_a_tile_class_is_found_by_its_name(
     assert table.row_count == len(prepared) == 1
 
 
-def test_decoding_and_what_follows(launches: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_decode_bench_has_all_rows_and_names_next_steps(
+    launches: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """On the engine's CPU path, with a model that is small."""
 
     def make_prompts(shared: int, own: int) -> list[list[int]]:

@@ -27,13 +27,13 @@ def truth(given: Problem) -> torch.Tensor:
 
 
 @pytest.mark.parametrize(("num_splits", "config"), [(1, None), (3, TileConfig(32, 4, 2))])
-def test_flat_work(num_splits: int, config: TileConfig | None) -> None:
+def test_flat_work_equals_attention(num_splits: int, config: TileConfig | None) -> None:
     given = problem(3, [Level(3, 100)], 1)
     flat_work(given, num_splits, config)()
     assert torch.allclose(given.output, truth(given), atol=1e-5)
 
 
-def test_tails_and_prompts() -> None:
+def test_item_work_equals_attention_for_tails_and_prompts() -> None:
     for given, tile_rows in [(problem(3, [Level(3, 70)], 1), 16), (problem(2, [Level(2, 40)], 37), 64)]:
         given.output.fill_(float("nan"))
         item_work(given, row_items(given, tile_rows), tile_rows, TileConfig(32, 4, 2))()

@@ -55,7 +55,7 @@ def test_a_model_is_quantised_once_and_then_read(model: Path, made: list[str]) -
         assert torch.equal(one, other)
 
 
-def test_not_for_other_weights_bits_or_types(model: Path, made: list[str], tmp_path: Path) -> None:
+def test_other_weights_bits_or_types_are_quantised_anew(model: Path, made: list[str], tmp_path: Path) -> None:
     panels_of(model)
     changed = build("llama", WIDE)
     changed.model.layers[1].mlp.down_proj.weight.data[3, 4] += 1.0

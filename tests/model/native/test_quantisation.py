@@ -151,7 +151,7 @@ def test_a_model_that_is_loaded_again_stays_quantised() -> None:
 
 
 @pytest.mark.parametrize("quantization", ["int3", "INT8", 8])
-def test_what_is_no_quantization(quantization: Any) -> None:
+def test_unknown_quantizations_are_refused(quantization: Any) -> None:
     with pytest.raises(
         ValueError, match=f"quantization: expected one of int8, int4, gguf or None, got {quantization!r}"
     ):

@@ -68,7 +68,7 @@ EXPECTED = {
 
 
 @pytest.mark.parametrize("name", EXPECTED)
-def test_architectures(name: str) -> None:
+def test_each_architecture_has_the_expected_replacements(name: str) -> None:
     assert counts(load_model(build_supported(name)).model) == EXPECTED[name]
 
 

@@ -44,7 +44,7 @@ def test_pages_that_were_read_are_given_back_and_read_again(mapped: nn.Module) -
     assert mapped.weight.sum() == total
 
 
-def test_what_was_written_stays(mapped: nn.Module) -> None:
+def test_weights_that_were_changed_are_not_released(mapped: nn.Module) -> None:
     mapped.weight[3, 5] = -1.0
     weights = MappedWeights(mapped)
     weights.release()

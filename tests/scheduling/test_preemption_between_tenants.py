@@ -29,7 +29,7 @@ def _most_steps(requests: Sequence[Request], budget: int) -> int:
     weights=st.tuples(*[st.sampled_from([0.5, 1, 3])] * 3),
     seed=st.integers(0, 1000),
 )
-def test_whatever_other_tenants_ask_for_every_request_ends_in_time_and_gives_way_only_for_those_that_are_served(
+def test_every_request_ends_in_time_and_is_preempted_only_for_requests_that_are_served(
     sizes: dict[str, int],
     ahead: bool,
     lengths: tuple[int, ...],
@@ -38,7 +38,7 @@ def test_whatever_other_tenants_ask_for_every_request_ends_in_time_and_gives_way
     weights: tuple[float, ...],
     seed: int,
 ) -> None:
-    """Half of the requests lose what they computed when they are preempted; the driver sees whom each gives way for."""
+    """Half of the requests lose what they computed when they are preempted; the driver sees whom each is preempted for."""
     rng = random.Random(seed)
     shares = {tenant: TenantShare(weight) for tenant, weight in zip("abc", weights, strict=True)}
     driver = SchedulerDriver(num_blocks=50_000, ahead=ahead, shares=shares, **sizes)
@@ -54,7 +54,7 @@ def test_whatever_other_tenants_ask_for_every_request_ends_in_time_and_gives_way
         assert again <= 2 * (request.num_prompt_tokens + request.max_new_tokens), "computed again too often"
 
 
-def test_what_cannot_resume_from_the_cache_ends_although_another_tenant_keeps_asking() -> None:
+def test_a_request_that_cannot_resume_from_the_cache_ends_under_another_tenant_s_load() -> None:
     """One token computed since its start used to make it preemptible again, and each time all was computed again."""
     driver = SchedulerDriver(max_num_seqs=2, budget=16)
     driver.add(prompt(3), max_new=400, tenant="b")
@@ -69,7 +69,7 @@ def test_what_cannot_resume_from_the_cache_ends_although_another_tenant_keeps_as
 
 
 @pytest.mark.parametrize("max_new", [1, 40])
-def test_nothing_gives_way_for_a_tenant_that_would_not_be_served_then(max_new: int) -> None:
+def test_nothing_is_preempted_for_a_tenant_that_would_not_be_next_afterwards(max_new: int) -> None:
     """Its tenant had a claim only until the preempted group waited, too: so one was preempted in vain in every step."""
     driver = SchedulerDriver(max_num_seqs=2, budget=16)
     driver.add(prompt(3), max_new=300, tenant="b")
@@ -84,8 +84,8 @@ def test_nothing_gives_way_for_a_tenant_that_would_not_be_served_then(max_new: i
     assert driver.scheduler.num_preemptions == 0
 
 
-def test_a_prompt_does_not_give_way_where_its_refund_would_bring_it_back() -> None:
-    """It is charged in full when it starts: the refund would put its tenant ahead of the one for which it gave way."""
+def test_a_prompt_is_not_preempted_if_its_refund_would_put_its_tenant_first_again() -> None:
+    """It is charged in full when it starts: the refund would put its tenant ahead of the one for which it was preempted."""
     driver = SchedulerDriver(max_num_seqs=2, budget=16)
     for length in (3, 400):
         driver.add(prompt(length), max_new=100, tenant="b")
@@ -94,7 +94,7 @@ def test_a_prompt_does_not_give_way_where_its_refund_would_bring_it_back() -> No
     driver.run()
 
 
-def test_what_others_gave_way_for_starts_although_another_candidate_is_kept_out_by_a_limit() -> None:
+def test_the_request_for_which_others_were_preempted_starts_although_a_limit_holds_another_back() -> None:
     """Room used to be made in the queue's order but used in that of what is cached: in every step, for nobody."""
     driver = SchedulerDriver(max_num_seqs=6, budget=64, shares={"a": TenantShare(max_num_seqs=2)})
     warm = prompt(40)
@@ -110,7 +110,7 @@ def test_what_others_gave_way_for_starts_although_another_candidate_is_kept_out_
 
 
 @pytest.mark.parametrize(("n", "num_preemptions"), [(2, 0), (3, 1)])
-def test_no_more_give_way_than_slots_are_lacking(n: int, num_preemptions: int) -> None:
+def test_no_more_are_preempted_than_slots_are_lacking(n: int, num_preemptions: int) -> None:
     driver = SchedulerDriver(max_num_seqs=8, budget=64)
     driver.add_several(6, 8, max_new=200, tenant="a")
     driver.steps(20)
@@ -120,8 +120,8 @@ def test_no_more_give_way_than_slots_are_lacking(n: int, num_preemptions: int) -
     driver.run()
 
 
-def test_one_gives_way_for_several_that_wait_for_a_common_prefix() -> None:
-    """Four used to give way for one that started; three of them resumed in that step, and their work was lost."""
+def test_one_is_preempted_for_several_that_wait_for_a_common_prefix() -> None:
+    """Four used to be preempted for one that started; three of them resumed in that step, and their work was lost."""
     driver = SchedulerDriver(max_num_seqs=8, budget=512)
     driver.add_several(8, 16, max_new=200, tenant="a", read_cache=False)
     driver.steps(20)
@@ -133,8 +133,8 @@ def test_one_gives_way_for_several_that_wait_for_a_common_prefix() -> None:
 
 
 @pytest.mark.parametrize(("max_num_seqs", "length"), [(4, 120), (8, 110)])
-def test_what_gave_way_does_not_take_the_blocks_that_are_still_lacking(max_num_seqs: int, length: int) -> None:
-    """What gave way used to resume in its own place: one gave way in every step, and the other waited for forty."""
+def test_a_preempted_request_does_not_take_the_blocks_that_are_still_lacking(max_num_seqs: int, length: int) -> None:
+    """What was preempted used to resume in its own place: one was preempted in every step, and the other waited for forty."""
     driver = SchedulerDriver(num_blocks=64, block_size=4, budget=64, max_num_seqs=max_num_seqs)
     driver.add_several(4, 40, max_new=60, tenant="a")
     driver.steps(5)
@@ -142,19 +142,19 @@ def test_what_gave_way_does_not_take_the_blocks_that_are_still_lacking(max_num_s
     assert driver.scheduler.num_preemptions <= 3
 
 
-@pytest.mark.parametrize(("length", "gives_way"), [(127, True), (128, False)])
-def test_blocks_are_given_up_up_to_a_tenant_s_share(length: int, gives_way: bool) -> None:
+@pytest.mark.parametrize(("length", "preempted"), [(127, True), (128, False)])
+def test_blocks_are_preempted_only_up_to_the_other_tenant_s_share(length: int, preempted: bool) -> None:
     """Half of 64 blocks, of four tokens: enough for a prompt of 127 tokens, and for the token that follows it."""
     driver = SchedulerDriver(num_blocks=64, budget=64)
     driver.add_several(4, 40, max_new=60, tenant="a")
     driver.steps(5)
     driver.add(prompt(length), max_new=1, tenant="b")
     driver.steps(5)
-    assert (driver.scheduler.num_preemptions > 0) == gives_way
+    assert (driver.scheduler.num_preemptions > 0) == preempted
     driver.run()
 
 
-def test_a_tenant_whose_prompt_is_computed_takes_no_place_for_the_next_one() -> None:
+def test_nothing_is_preempted_for_a_second_prompt_while_the_first_is_computed() -> None:
     """The next one did not fit into the step beside it, so what had given way resumed in its place, in every step."""
     driver = SchedulerDriver(max_num_seqs=4, budget=16)
     driver.add_several(3, 4, max_new=100, tenant="b")
@@ -164,7 +164,7 @@ def test_a_tenant_whose_prompt_is_computed_takes_no_place_for_the_next_one() -> 
     driver.run()
 
 
-def test_who_gives_way_has_no_token_in_flight() -> None:
+def test_a_preempted_request_has_no_token_in_flight() -> None:
     """A step's reservations used to leave another tenant's request without blocks, and room was made in that same step."""
     shares = {"b": TenantShare(weight=2.5), "c": TenantShare(weight=0.5, max_num_seqs=6)}
     driver = SchedulerDriver(
@@ -195,7 +195,7 @@ def test_who_gives_way_has_no_token_in_flight() -> None:
     driver.cache.check()
 
 
-def test_who_has_a_token_in_flight_gives_way_a_step_later() -> None:
+def test_a_request_with_a_token_in_flight_is_preempted_a_step_later() -> None:
     """With a pin released, there is room for a waiting request until the step's own reservations have taken it."""
     driver = SchedulerDriver(num_blocks=24, ahead=True)
     pinned = prompt(16)
@@ -214,7 +214,7 @@ def test_who_has_a_token_in_flight_gives_way_a_step_later() -> None:
     assert [request.tenant for request in driver.preempted] == ["a"]
 
 
-def test_nobody_waits_for_the_prefix_of_a_prompt_that_gives_way_in_the_same_step() -> None:
+def test_nobody_waits_for_the_prefix_of_a_prompt_that_is_preempted_in_the_same_step() -> None:
     driver = SchedulerDriver(max_num_seqs=4, budget=64)
     driver.add_several(3, 4, max_new=200, tenant="b")
     driver.step()
@@ -230,8 +230,8 @@ def test_nobody_waits_for_the_prefix_of_a_prompt_that_gives_way_in_the_same_step
     driver.run()
 
 
-def test_what_gave_way_no_longer_counts_among_what_its_tenant_runs() -> None:
-    """A more urgent request of a tenant that has reached its limit starts in the step in which another one gives way."""
+def test_a_preempted_request_no_longer_counts_towards_its_tenant_s_limit() -> None:
+    """A more urgent request of a tenant that has reached its limit starts in the step in which another one is preempted."""
     driver = SchedulerDriver(num_blocks=64, budget=128, shares={"a": TenantShare(max_num_seqs=2)})
     driver.add_several(2, 100, max_new=60, tenant="a")
     driver.steps(3)
@@ -282,7 +282,7 @@ def test_a_tenant_claims_no_more_for_what_was_cached_since_it_was_queued() -> No
     driver.run()
 
 
-def test_others_wait_only_one_step_for_what_lacks_blocks_although_they_gave_way_for_it() -> None:
+def test_a_request_that_lacks_blocks_holds_others_back_for_one_step_only() -> None:
     driver = SchedulerDriver(num_blocks=64, max_num_seqs=2, budget=128)
     for length in (110, 70):
         driver.add(prompt(length), max_new=60, tenant="a")

@@ -154,7 +154,7 @@ def lying(
     return streams_over(clients, vocab_size=engine.loaded.vocab_size, wait_seconds=wait_seconds), transport
 
 
-async def test_a_lie_is_not_passed_on_and_another_replica_answers() -> None:
+async def test_invalid_data_is_not_passed_on_and_another_replica_answers() -> None:
     llm = LLM(build_supported("llama"), num_blocks=40)
     (expected,) = llm.generate({"prompt_token_ids": PROMPT}, PARAMS, use_tqdm=False)
     async with AsyncLLM(llm) as engine:
@@ -169,7 +169,7 @@ async def test_a_lie_is_not_passed_on_and_another_replica_answers() -> None:
             assert len(transport.asked) == 4, name
 
 
-async def test_a_malformed_search_is_begun_anew() -> None:
+async def test_a_search_with_malformed_beams_starts_over() -> None:
     llm = LLM(build_supported("llama"), num_blocks=40)
     (expected,) = llm.beam_search([{"prompt_token_ids": PROMPT}], BEAM_PARAMS)
     async with AsyncLLM(llm) as engine:
@@ -180,14 +180,14 @@ async def test_a_malformed_search_is_begun_anew() -> None:
             assert len(transport.asked) == 2, name
 
 
-async def test_a_line_may_come_in_any_pieces_and_empty_ones_are_none() -> None:
+async def test_a_line_may_arrive_in_any_pieces_and_empty_lines_are_ignored() -> None:
     one, two, last = piece_of(1), piece_of(2), piece_of(3, "stop")
     pieces = [b"\n", one[:4], b"", one[4:], b"\n\n" + two[:1], two[1:] + last[:9], last[9:]]
     streams = streams_over({"a": client_of(answering(*pieces))})
     assert await tokens(streams, Prompt(PROMPT), replace(PARAMS, logprobs=None)) == [1, 2, 3]
 
 
-async def test_a_line_that_has_no_end_is_not_collected(
+async def test_a_line_without_an_end_is_not_buffered(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The ingress used to collect it until its memory was exhausted."""
@@ -282,6 +282,6 @@ async def test_a_server_that_is_not_a_replica_leaves_the_set_as_it_was() -> None
     await replicas.close()
 
 
-def test_a_record_that_has_no_end_is_not_collected() -> None:
+def test_a_record_without_an_end_is_not_buffered() -> None:
     with pytest.raises(ValueError, match="expected records of at most 16777216 bytes, got one of 4294967295"):
         list(RecordReader().read(b"\x01\xff\xff\xff\xff"))
