@@ -22,7 +22,7 @@ _COMBINING = frozenset(
     "$ref allOf anyOf oneOf not if patternProperties dependentSchemas propertyNames unevaluatedProperties".split()
 )
 # These say nothing about values: a reference or alternatives beside them still stand alone.
-_ANNOTATIONS = frozenset("title description default examples deprecated $comment $defs definitions".split())
+ANNOTATIONS = frozenset("title description default examples deprecated $comment $defs definitions".split())
 
 
 @dataclass(frozen=True)
@@ -65,6 +65,10 @@ class GrammarWriter:
         """Add a rule or replace it; returns its name."""
         self._rules[name] = body
         return name
+
+    def has_rule(self, name: str) -> bool:
+        """Whether a rule was added."""
+        return name in self._rules
 
     def literal(self, text: str) -> str:
         """An expression for this text, with added tokens for those parts of it that have one."""
@@ -146,7 +150,7 @@ def _closed_part(schema: Any) -> Any:
     if not _COMBINING & set(schema):
         return _closed_object(schema)
     alternatives = schema.get("anyOf")
-    if isinstance(alternatives, list) and set(schema) <= {"anyOf", *_ANNOTATIONS}:
+    if isinstance(alternatives, list) and set(schema) <= {"anyOf", *ANNOTATIONS}:
         return {**schema, "anyOf": [_closed_part(each) for each in alternatives]}
     return schema
 
@@ -157,8 +161,13 @@ def _combines(schema: Any) -> bool:
         return any(map(_combines, schema))
     if not isinstance(schema, Mapping):
         return False
-    stands_alone = any(set(schema) <= {keyword, *_ANNOTATIONS} for keyword in ("$ref", "anyOf"))
+    stands_alone = any(set(schema) <= {keyword, *ANNOTATIONS} for keyword in ("$ref", "anyOf"))
     return bool(_COMBINING & set(schema) and not stands_alone) or any(map(_combines, schema.values()))
+
+
+def escaped(text: str) -> str:
+    """A text as part of a regular expression in Lark."""
+    return "".join(character if character.isalnum() else f"\\u{{{ord(character):x}}}" for character in text)
 
 
 @lru_cache(maxsize=8)  # of tokenizers, some of which have a thousand

@@ -40,12 +40,12 @@ def json_call(source: AnswerSource, beginning: re.Pattern[str] | None = None) ->
     yield from expect(source, "{")
     while True:
         yield from skip_whitespace(source)
-        key = _loads((yield from _collected(source)))
+        key = _loads((yield from json_value_text(source)))
         yield from skip_whitespace(source)
         yield from expect(source, ":")
         yield from skip_whitespace(source)
         if key == "name" and begun is None:
-            name = _loads((yield from _collected(source)))
+            name = _loads((yield from json_value_text(source)))
             if beginning is not None and not beginning.fullmatch(source.since_mark()):
                 raise MalformedCallError
             begun = source.begin_call(name)
@@ -57,11 +57,11 @@ def json_call(source: AnswerSource, beginning: re.Pattern[str] | None = None) ->
                 yield from json_arguments(source, begun)
                 arguments = ""
             else:
-                arguments = _as_object_text((yield from _collected(source)))
+                arguments = _as_object_text((yield from json_value_text(source)))
                 if begun is not None:
                     yield ToolCallArguments(begun.index, arguments)
         elif key in _OTHER_KEYS:
-            yield from _collected(source)
+            yield from json_value_text(source)
         else:
             raise MalformedCallError
         yield from skip_whitespace(source)
@@ -85,6 +85,21 @@ def json_arguments(source: AnswerSource, begun: ToolCallBegin) -> Parsing[None]:
         yield None if text is None else ToolCallArguments(begun.index, text)
 
 
+def json_value_text(source: AnswerSource) -> Parsing[str]:
+    """The text of a JSON value.
+
+    Raises:
+        MalformedCallError: it is incomplete.
+    """
+    texts: list[str] = []
+    for text in _value(source):
+        if text is None:
+            yield None
+        else:
+            texts.append(text)
+    return "".join(texts)
+
+
 def json_text_before(source: AnswerSource, end: str) -> Parsing[str]:
     """The text of a JSON value, and nothing of ``end``, which follows it and is taken. Any other text is taken for a scalar.
 
@@ -97,7 +112,7 @@ def json_text_before(source: AnswerSource, end: str) -> Parsing[str]:
     if source.peek(1) not in _BEGINS_OF_LONG_VALUES:
         text, _ = yield from collect_until(source, [end])
         return text
-    text = yield from _collected(source)
+    text = yield from json_value_text(source)
     yield from expect(source, end)
     return text
 
@@ -106,16 +121,6 @@ def _as_object_text(text: str) -> str:
     """The JSON text of arguments, also where it was written within a JSON string."""
     value = _loads(text)
     return value if isinstance(value, str) else text
-
-
-def _collected(source: AnswerSource) -> Parsing[str]:
-    texts: list[str] = []
-    for text in _value(source):
-        if text is None:
-            yield None
-        else:
-            texts.append(text)
-    return "".join(texts)
 
 
 def _loads(text: str) -> Any:

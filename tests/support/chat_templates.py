@@ -117,6 +117,22 @@ KNOWN = MappingProxyType(
     }
 )
 
+# Objects and lists in a notation of their own, in the manner of Gemma 4's and MiniMax-M3's templates.
+_GEMMA = (
+    '{% macro write(value) %}{% if value is string %}<|"|>{{ value }}<|"|>'
+    "{% elif value is mapping %}{ {%- for key, each in value | items %}{{ key }}:{{ write(each) }}"
+    "{% if not loop.last %},{% endif %}{% endfor %}}"
+    "{% elif value is iterable %}[{% for each in value %}{{ write(each) }}{% if not loop.last %},{% endif %}{% endfor %}]"
+    "{% else %}{{ value | tojson }}{% endif %}{% endmacro %}"
+)
+_MINIMAX_M3 = (
+    "{% macro write(value) %}{% if value is string %}{{ value }}"
+    "{% elif value is mapping %}{% for key, each in value | items %}"
+    "]m[<{{ key }}>{{ write(each) }}]m[</{{ key }}>{% endfor %}"
+    "{% elif value is iterable %}{% for each in value %}]m[<item>{{ write(each) }}]m[</item>{% endfor %}"
+    "{% else %}{{ value | tojson }}{% endif %}{% endmacro %}"
+)
+
 # Forms that are derived from the template, by the family in whose manner it is.
 DERIVED = MappingProxyType(
     {
@@ -145,6 +161,17 @@ DERIVED = MappingProxyType(
                 + "</invoke>\n",
                 begin="\n<minimax:tool_call>\n",
                 end="</minimax:tool_call>",
+            ),
+        ),
+        "gemma": _GEMMA
+        + chatml("", written_calls(f"<|tool_call>call:{_NAME}{{{{ write(call.function.arguments) }}}}<tool_call|>")),
+        "minimax_m3": _MINIMAX_M3
+        + chatml(
+            "",
+            written_calls(
+                f']m[<invoke name="{_NAME}">{{{{ write(call.function.arguments) }}}}]m[</invoke>\n',
+                begin="]m[<tool_call>\n",
+                end="]m[</tool_call>",
             ),
         ),
     }
@@ -183,11 +210,12 @@ _PLAIN = (
 # Only of templates that have them: random models of the others keep the vocabularies with which their answers are as tests
 # need them.
 _OF_SOME = (
-    "<arg_key> </arg_key> <arg_value> </arg_value> <minimax:tool_call> </minimax:tool_call> <|START_ACTION|> <|END_ACTION|>"
+    "<arg_key> </arg_key> <arg_value> </arg_value> <minimax:tool_call> </minimax:tool_call> <|START_ACTION|> <|END_ACTION|> "
+    "]m[ <|tool_call> <tool_call|>"
 ).split()
 _SPECIAL_OF_SOME = (
     "<|tool_calls_section_begin|> <|tool_calls_section_end|> <|tool_call_begin|> <|tool_call_argument_begin|> "
-    "<|tool_call_end|>"
+    '<|tool_call_end|> <|"|>'
 ).split()
 
 

@@ -88,6 +88,8 @@ SYNTAX = [
         "<|end|>",
         "<|call|>",
         "\n```",
+        '<|"|>',
+        "]m[",
         *'{}[]"\\\n ;,',
         "a",
         "\u00e9",
@@ -131,13 +133,19 @@ def note_grammar(name: str) -> tuple[AnswerForm, Grammar]:
     return form, Grammar(form, tokenizer)
 
 
-def value_end(form: CallFormat) -> str:
-    """What a string cannot have in it, because it ends there."""
+def cannot_be_written(form: CallFormat, arguments: dict[str, Any]) -> bool:
+    """Whether a text would end a value, or there is an object that is not described and has no notation."""
     if isinstance(form, ArgumentElements):
-        return form.value_end
+        return form.value_end in arguments["text"]
     assert isinstance(form, DerivedFormat)
     assert isinstance(form.notation, ElementNotation)
-    return form.notation.strings.end
+    members, others = form.notation.members, arguments.get("object", {})
+    if members.nested is None:
+        return members.values.strings.end in arguments["text"]
+    if not members.shows_kinds:
+        return "object" in arguments
+    texts = (arguments["text"], *arguments.get("texts", ()), *map(str, others.values()))
+    return any(members.values.strings.end in text for text in texts) or not all(map(str.isalnum, others))
 
 
 @pytest.mark.parametrize("name", FORMS)
@@ -152,7 +160,7 @@ def test_what_the_grammar_allows_is_read_as_it_was_meant(name: str, arguments: d
     arguments = {key: arguments[key] for key in NOTE["function"]["parameters"]["properties"] if key in arguments}
     whole = calls_of(name).write_calls([("note", arguments)]).removesuffix("<|call|>")
     if not grammar.accepts(whole):  # only a text that ends a value cannot be written
-        assert value_end(calls_of(name)) in arguments["text"]
+        assert cannot_be_written(calls_of(name), arguments)
         return
     answer = read(form, [whole])
     assert functions(answer) == [("note", arguments)]

@@ -6,17 +6,21 @@ import itertools
 import json
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from radixkv.tools.derivation.probes import NAMES, NESTED, NUMBERS, STRINGS, NotDerivableError, TemplateProbe
 from radixkv.tools.derivation.segments import Segmenter
-from radixkv.tools.formats.elements import KEY, ElementNotation, ValueFrame
+from radixkv.tools.formats.element_syntax import KEY, Members, Nested, ValueFrame, ValueFrames
+from radixkv.tools.formats.elements import ElementNotation, write_members
 from radixkv.tools.formats.notation import ArgumentNotation, JsonNotation
 
 # What ends a string that stands as it is must be nothing that is often in one.
 _ENDS_STRINGS = re.compile(r"\s*\S.*\S.*\S\s*", re.DOTALL)
+
+# What may follow a number that nothing else ends.
+_AFTER_SCALARS = (",", "}", "]")
 
 
 class WrittenArguments(ABC):
@@ -113,64 +117,113 @@ def _after_name(probe: TemplateProbe, arguments: Mapping[str, Any]) -> str:
 
 
 def _element_arguments(probe: TemplateProbe, segments: Segmenter) -> ElementArguments:
-    strings, numbers = (_Elements.of(probe, segments, values) for values in (STRINGS, NUMBERS))
-    if (strings.first, strings.between, strings.rest) != (numbers.first, numbers.between, numbers.rest):
+    strings, numbers = (_Elements.of_arguments(probe, segments, each) for each in (STRINGS, NUMBERS))
+    frames = _frames(strings, numbers)
+    if strings.begin != numbers.begin:
         raise NotDerivableError
-    if not _ENDS_STRINGS.fullmatch(strings.frame.end) or not numbers.frame.end:
+    if _after_name(probe, {}).split() != f"{numbers.opening}{numbers.rest}".split():
         raise NotDerivableError
-    key_begin = segments.common_end(numbers.first, numbers.between)
-    opening = numbers.first.removesuffix(key_begin)
-    if _after_name(probe, {}).split() != f"{opening}{numbers.rest}".split():
-        raise NotDerivableError
-    separator = numbers.between.removesuffix(key_begin)
-    elements = ElementNotation(key_begin, strings.frame, numbers.frame, separator, "")
-    return ElementArguments(elements, _nested_as_json(probe, numbers.frame))
+    members = Members(numbers.begin, frames, numbers.separator)
+    nested, is_json = _nested(probe, segments, members, numbers)
+    return ElementArguments(ElementNotation(replace(members, nested=nested), ""), NESTED if is_json else {})
 
 
 @dataclass(frozen=True)
 class _Elements:
-    """What is around arguments of one kind.
+    """What is around elements of one kind: the members of an object, or the items of a list.
 
     Attributes:
-        first: between the name and the first key.
-        frame: around values.
-        between: from there to the next key.
-        rest: after the last value and the end of its frame.
+        opening: before the first element.
+        begin: begins each element.
+        frame: around the value.
+        separator: between two elements.
+        rest: after the last element.
     """
 
-    first: str
+    opening: str
+    begin: str
     frame: ValueFrame
-    between: str
+    separator: str
     rest: str
 
     @classmethod
-    def of(cls, probe: TemplateProbe, segments: Segmenter, arguments: Mapping[str, Any]) -> _Elements:
-        before: list[str] = []
-        rest = _after_name(probe, arguments)
-        for place in itertools.chain.from_iterable(arguments.items()):
-            part, found, rest = rest.partition(str(place))
-            if not found:
-                raise NotDerivableError
-            before.append(part)
-        first, begin, between, other_begin = before
+    def of(cls, segments: Segmenter, first: str, between: str, rest: str, value_begin: str = "") -> _Elements:
+        """From the texts before the first element, between two and after the second."""
+        begin = segments.common_end(first, between)
+        between = between.removesuffix(begin)
+        end = segments.common_start(between, rest)
+        frame = ValueFrame(value_begin, end)
+        return cls(first.removesuffix(begin), begin, frame, between.removeprefix(end), rest.removeprefix(end))
+
+    @classmethod
+    def of_arguments(cls, probe: TemplateProbe, segments: Segmenter, arguments: Mapping[str, Any]) -> _Elements:
+        places = [str(place) for place in itertools.chain.from_iterable(arguments.items())]
+        first, begin, between, other_begin, rest = _split(_after_name(probe, arguments), places)
         if begin != other_begin:
             raise NotDerivableError
         one, other = arguments
-        between, rest = between.replace(one, KEY), rest.replace(other, KEY)
-        end = segments.common_start(between, rest)
-        return cls(first, ValueFrame(begin, end), between.removeprefix(end), rest.removeprefix(end))
+        return cls.of(segments, first, between.replace(one, KEY), rest.replace(other, KEY), begin)
+
+    @classmethod
+    def of_items(cls, segments: Segmenter, text: str, items: Iterable[Any]) -> _Elements:
+        elements = cls.of(segments, *_split(text, [str(item) for item in items]))
+        return replace(elements, frame=ValueFrame(elements.begin, elements.frame.end))
 
 
-def _nested_as_json(probe: TemplateProbe, frame: ValueFrame) -> Mapping[str, Any]:
-    """The nested arguments; none where they are in Python's syntax, which does not say what the model writes."""
-    ((key, nested),) = NESTED.items()
-    _, _, written = _after_name(probe, NESTED).partition(f"{key}{frame.begin}")
-    if written.startswith(str(nested)):
-        return {}
-    try:
-        value, _ = json.JSONDecoder().raw_decode(written)
-    except ValueError as error:
-        raise NotDerivableError from error
-    if value != nested:
+def _split(text: str, places: Sequence[str]) -> list[str]:
+    """The texts around places that follow each other."""
+    parts = []
+    for place in places:
+        part, found, text = text.partition(place)
+        if not found:
+            raise NotDerivableError
+        parts.append(part)
+    return [*parts, text]
+
+
+def _frames(strings: _Elements, numbers: _Elements) -> ValueFrames:
+    if (strings.opening, strings.separator, strings.rest) != (numbers.opening, numbers.separator, numbers.rest):
         raise NotDerivableError
-    return NESTED
+    if not _ENDS_STRINGS.fullmatch(strings.frame.end):
+        raise NotDerivableError
+    return ValueFrames(strings.frame, numbers.frame)
+
+
+def _nested(
+    probe: TemplateProbe, segments: Segmenter, members: Members, numbers: _Elements
+) -> tuple[Nested | None, bool]:
+    """How lists and objects are written, None: as JSON, and whether the template writes them like that.
+
+    Those in Python's syntax do not say what the model writes, which is then JSON.
+    """
+    ((key, value),) = NESTED.items()
+    frame = members.values.others
+
+    def written(value: Any) -> str:
+        before = f"{numbers.opening}{members.key_begin}{key}{frame.begin}"
+        after = f"{frame.end}{numbers.rest}".replace(KEY, key)
+        text = _after_name(probe, {key: value})
+        if not text.startswith(before) or not text.endswith(after):
+            raise NotDerivableError
+        return text[len(before) : len(text) - len(after)]
+
+    text = written(value)
+    try:
+        is_json = json.loads(text) == value
+    except ValueError:
+        is_json = False
+    if frame.end and (is_json or text == str(value)):
+        return None, is_json
+    if is_json:
+        raise NotDerivableError
+    of_members = write_members(members, {**STRINGS, **NUMBERS})
+    object_open, object_close = _split(written({**STRINGS, **NUMBERS}), [of_members])
+    of_strings, of_numbers = (
+        _Elements.of_items(segments, written(list(each.values())), each.values()) for each in (STRINGS, NUMBERS)
+    )
+    items = _frames(of_strings, of_numbers)
+    after_scalars = (members.separator, object_close, of_numbers.separator, of_numbers.rest, numbers.rest)
+    if not (frame.end and items.others.end) and not all(text[:1] in _AFTER_SCALARS for text in after_scalars):
+        raise NotDerivableError
+    nested = Nested(object_open, object_close, of_numbers.opening, of_numbers.rest, items, of_numbers.separator)
+    return nested, True

@@ -21,16 +21,29 @@ _NUMBERED_NAMES = tuple(f"functions.{name}:{number}" for number, name in enumera
 # No value is part of another, or of a name.
 STRINGS: Mapping[str, str] = MappingProxyType({"key_a": "a value", "key_b": "another value"})
 NUMBERS: Mapping[str, int] = MappingProxyType({"key_c": 70571, "key_d": 80682})
-NESTED: Mapping[str, Any] = MappingProxyType({"key_e": {"inner": "value within", "list": [4, "item", {"deep": 5}]}})
+NESTED: Mapping[str, Any] = MappingProxyType(
+    {"key_e": {"text": "value within", "list": ["item"], "deep": {"number": 5}}}
+)
 # The arguments of answers with up to three calls.
 CALLS: Sequence[Mapping[str, Any]] = tuple({"key_a": value} for value in ("a value", "another value", "one value more"))
+_OBJECT = MappingProxyType(
+    {
+        "type": "object",
+        "description": "d",
+        "properties": {
+            "text": {"type": "string"},
+            "list": {"type": "array", "items": {"type": "string"}},
+            "deep": {"type": "object", "properties": {"number": {"type": "integer"}}},
+        },
+    }
+)
 _PARAMETERS = MappingProxyType(
     {
         "type": "object",
         "properties": {
             **{key: {"type": "string", "description": "d"} for key in STRINGS},
             **{key: {"type": "integer", "description": "d"} for key in NUMBERS},
-            **{key: {"type": "object", "description": "d"} for key in NESTED},
+            **{key: dict(_OBJECT) for key in NESTED},
         },
         "required": list(STRINGS),
     }

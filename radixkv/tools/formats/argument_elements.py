@@ -49,7 +49,7 @@ class ArgumentElements(CallFormat):
     def call_body(self, writer: GrammarWriter, tool: Tool, rule: str) -> str:
         required = tool.parameters.get("required", ())
         parts = [self.name_expression(writer, tool.name)]
-        for index, (key, schema) in enumerate(described_properties(tool).items()):
+        for index, (key, schema) in enumerate(described_properties(tool.parameters).items()):
             value = value_before(writer, tool, schema, f"{rule}_{index}", self.value_end)
             part = self.argument_expression(writer, key, value)
             parts.append(part if key in required else f"({part})?")

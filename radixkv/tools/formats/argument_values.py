@@ -19,10 +19,10 @@ _STRING_CONSTRAINTS = frozenset("pattern format minLength maxLength allOf anyOf 
 _LENGTHS = frozenset({"minLength", "maxLength"})
 
 
-def described_properties(tool: Tool) -> dict[str, Any]:
-    """The schema of each argument, also of those that are required and not described."""
-    properties = tool.parameters["properties"]
-    required = tool.parameters.get("required", ())
+def described_properties(schema: Mapping[str, Any]) -> dict[str, Any]:
+    """The schema of each property of an object, also of those that are required and not described."""
+    properties = schema["properties"]
+    required = schema.get("required", ())
     undescribed = [key for key in required if isinstance(key, str) and key not in properties]
     return {**properties, **dict.fromkeys(undescribed, _ANY_STRING)}
 
@@ -89,7 +89,7 @@ class ArgumentsAsJson:
 
     def add(self, key: str, text: str) -> ToolCallArguments:
         """The next argument, with the text of its value."""
-        return self.add_json(key, _as_json(text, self._properties.get(key)))
+        return self.add_json(key, as_json(text, self._properties.get(key)))
 
     def add_json(self, key: str, value: str) -> ToolCallArguments:
         """The next argument, with its value as JSON text."""
@@ -102,7 +102,7 @@ class ArgumentsAsJson:
         return ToolCallArguments(self._index, "{}" if self._separator == "{" else "}")
 
 
-def _as_json(text: str, schema: Any) -> str:
+def as_json(text: str, schema: Any) -> str:
     """A value as JSON text: valid JSON stays as it is, unless the schema asks for a string or says nothing; else a string."""
     if schema is not None and not is_string(schema):
         try:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from radixkv.tools.definitions import Tool, ToolOptions
-from radixkv.tools.grammar import GrammarWriter
+from radixkv.tools.grammar import GrammarWriter, escaped
 from radixkv.tools.pieces import TextPiece
 from radixkv.tools.source import AnswerSource, MalformedCallError, Parsing, new_call_id, skip_whitespace, text_until
 
@@ -106,7 +106,7 @@ class CallFormat(ABC):
 
     def _text_without_calls(self, writer: GrammarWriter, options: ToolOptions) -> str:
         """An expression for any text without a call."""
-        up_to_call = rf"(.|\n)*{_escaped(self.trigger)}" if self.trigger else self.beginning_of_call(options.tools)
+        up_to_call = rf"(.|\n)*{escaped(self.trigger)}" if self.trigger else self.beginning_of_call(options.tools)
         plain = writer.rule("PLAIN", rf"/(.|\n)*/ & ~/{up_to_call}(.|\n)*/")
         # Without a marker, calls can only stand at the start.
         return writer.text(plain, plain if self.trigger else "TEXT")
@@ -190,8 +190,3 @@ def json_text(value: Any) -> str:
 def write_json_call(name: str, arguments: Mapping[str, Any], arguments_key: str) -> str:
     """The call as JSON text."""
     return json_text({"name": name, arguments_key: arguments})
-
-
-def _escaped(text: str) -> str:
-    """A text as part of a regular expression in Lark."""
-    return "".join(character if character.isalnum() else f"\\u{{{ord(character):x}}}" for character in text)

@@ -1,0 +1,159 @@
+"""Grammars of arguments that are written one by one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from radixkv.tools.definitions import Tool
+from radixkv.tools.formats.argument_values import described_properties, is_string, value_before
+from radixkv.tools.formats.element_syntax import KEY, Members, Nested, ValueFrames
+from radixkv.tools.grammar import ANNOTATIONS, GrammarWriter, escaped
+
+_OF_OBJECTS = frozenset({"type", "properties", "required", "additionalProperties", *ANNOTATIONS})
+_OF_LISTS = frozenset({"type", "items", *ANNOTATIONS})
+_ANY_SCALAR = ("number", "boolean", "null")
+
+
+class ElementGrammar:
+    """Writes the grammar of one tool's arguments.
+
+    Args:
+        syntax: how arguments are written.
+        writer: collects the rules.
+        tool: whose arguments they are.
+    """
+
+    def __init__(self, syntax: Members, writer: GrammarWriter, tool: Tool) -> None:
+        self._syntax = syntax
+        self._writer = writer
+        self._tool = tool
+        self._definitions = _definitions(tool.parameters)
+
+    def members(self, schema: Mapping[str, Any], rule: str, close: str) -> str:
+        """An expression for the members of an object, and what follows the last one.
+
+        Args:
+            schema: of the object.
+            rule: begins the names of its rules.
+        """
+        writer, required = self._writer, schema.get("required", ())
+        separator = writer.literal(self._syntax.separator)
+        # From the last one: what may follow a member, and what may stand where there is none before.
+        after = start = writer.literal(close)
+        for index, (key, part) in reversed(list(enumerate(described_properties(schema).items()))):
+            name = f"{rule}_{index}"
+            member = writer.rule(
+                name, self._valued(f"{self._syntax.key_begin}{key}", self._syntax.values, part, name, key)
+            )
+            is_required = key in required
+            start = writer.rule(f"{name}_first", f"{member} {after}" + ("" if is_required else f" | {start}"))
+            further = f"{separator} {member}" if is_required else f"({separator} {member})?"
+            after = writer.rule(f"{name}_further", f"{further} {after}")
+        return start
+
+    def _valued(self, before: str, frames: ValueFrames, schema: Any, rule: str, key: str) -> str:
+        """An expression for a value in its frame, of each kind that the schema allows."""
+        parts = []
+        for index, kind in enumerate(self._kinds(schema)):
+            frame = frames.strings if is_string(kind) else frames.others
+            begin = self._writer.literal(f"{before}{frame.begin}")
+            parts.append(f"{begin} {self._value(kind, f'{rule}_{index}', frame.end.replace(KEY, key))}")
+        return " | ".join(parts)
+
+    def _value(self, schema: Any, rule: str, end: str) -> str:
+        writer, nested = self._writer, self._syntax.nested
+        kind = schema.get("type") if isinstance(schema, Mapping) else None
+        if nested is None or kind not in ("object", "array"):
+            return value_before(writer, self._tool, schema, rule, end)
+        if kind == "object" and schema.get("properties"):
+            self._check(schema, _OF_OBJECTS)
+            return f"{writer.literal(nested.object_open)} {self.members(schema, rule, f'{nested.object_close}{end}')}"
+        if kind == "array" and isinstance(schema.get("items"), Mapping):
+            self._check(schema, _OF_LISTS)
+            item = writer.rule(f"{rule}_item", self._valued("", nested.items, schema["items"], f"{rule}_item", ""))
+            items = f"({item} ({writer.literal(nested.separator)} {item})*)?"
+            return f"{writer.literal(nested.list_open)} {items} {writer.literal(f'{nested.list_close}{end}')}"
+        if not self._syntax.shows_kinds:
+            return value_before(writer, self._tool, schema, rule, end)
+        self._check(schema, _OF_OBJECTS | _OF_LISTS)
+        if not writer.has_rule("any_object"):
+            self._add_any(nested)
+        return f"{'any_object' if kind == 'object' else 'any_list'} {writer.literal(end)}"
+
+    def _kinds(self, schema: Any) -> Sequence[Any]:
+        """Schemas of one type each, which together allow what a schema allows, or more."""
+        if self._syntax.nested is None:
+            return [schema]
+        if not isinstance(schema, Mapping):
+            return self._any(schema)
+        keys = set(schema) - ANNOTATIONS
+        if keys == {"$ref"} and schema["$ref"] in self._definitions:
+            return self._kinds(self._definitions[schema["$ref"]])
+        if keys == {"anyOf"}:
+            return [kind for each in schema["anyOf"] for kind in self._kinds(each)]
+        if isinstance(schema.get("type"), list):
+            return [{**schema, "type": each} for each in schema["type"]]
+        values = [schema["const"]] if "const" in schema else schema.get("enum")
+        if isinstance(values, list) and "type" not in schema:
+            strings = [value for value in values if isinstance(value, str)]
+            others = [value for value in values if not isinstance(value, str)]
+            return [{"enum": each} for each in (strings, others) if each]
+        return [schema] if "type" in schema else self._any(schema)
+
+    def _any(self, schema: Any) -> Sequence[Any]:
+        """The kinds of any value; where a value does not show its kind, it is JSON."""
+        kinds = ({"type": "string"}, {"type": "object"}, {"type": "array"}, {"type": _ANY_SCALAR})
+        return kinds if self._syntax.shows_kinds else [schema]
+
+    def _add_any(self, nested: Nested) -> None:
+        """Add the rules of objects and lists that are not described."""
+        writer, syntax = self._writer, self._syntax
+        ends = {text[0] for text in (*syntax.literals, '"') if text}
+        key = f"/[^\\s{''.join(map(escaped, sorted(ends)))}]+/"
+        other = f"(any_object | any_list | {writer.schema(self._tool, 'any_scalar', {'type': list(_ANY_SCALAR)})})"
+
+        def valued(frames: ValueFrames) -> str:
+            string = f"{writer.literal(frames.strings.begin)} {writer.text_before(frames.strings.end)}"
+            return f"({string} | {writer.literal(frames.others.begin)} {other} {writer.literal(frames.others.end)})"
+
+        def several(opening: str, one: str, separator: str, close: str) -> str:
+            ones = f"({one} ({writer.literal(separator)} {one})*)?"
+            return f"{writer.literal(opening)} {ones} {writer.literal(close)}"
+
+        member = writer.rule("any_member", f"{writer.literal(syntax.key_begin)} {key} {valued(syntax.values)}")
+        item = writer.rule("any_item", valued(nested.items))
+        writer.rule("any_object", several(nested.object_open, member, syntax.separator, nested.object_close))
+        writer.rule("any_list", several(nested.list_open, item, nested.separator, nested.list_close))
+
+    def _check(self, schema: Mapping[str, Any], enforced: frozenset[str]) -> None:
+        others = set(schema) - enforced
+        if self._tool.strict and others:
+            raise ValueError(
+                f"tools: {self._tool.name}: {', '.join(sorted(others))} cannot be enforced in this model's form of calls"
+            )
+
+
+def _definitions(parameters: Mapping[str, Any]) -> dict[str, Any]:
+    """Schemas by the references to them, without those that have themselves within them."""
+    schemas = {
+        f"#/{key}/{name}": schema
+        for key in ("$defs", "definitions")
+        if isinstance(parameters.get(key), Mapping)
+        for name, schema in parameters[key].items()
+    }
+    return {name: schema for name, schema in schemas.items() if not _leads_to(name, schema, schemas, set())}
+
+
+def _leads_to(name: str, part: Any, schemas: Mapping[str, Any], seen: set[str]) -> bool:
+    """Whether references in a part of a schema lead to the schema of this name."""
+    if isinstance(part, list):
+        return any(_leads_to(name, each, schemas, seen) for each in part)
+    if not isinstance(part, Mapping):
+        return False
+    target = part.get("$ref")
+    if isinstance(target, str) and target not in seen:
+        seen.add(target)
+        if target == name or _leads_to(name, schemas.get(target), schemas, seen):
+            return True
+    return any(_leads_to(name, each, schemas, seen) for each in part.values())

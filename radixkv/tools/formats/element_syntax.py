@@ -1,0 +1,104 @@
+"""The texts by which a notation of arguments tells keys and values apart."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+# Stands for the key, where it is repeated after the value.
+KEY = "\ue003"
+
+
+@dataclass(frozen=True)
+class ValueFrame:
+    """What stands around values of one kind.
+
+    Attributes:
+        begin: before the value.
+        end: after the value. It may have `KEY` in it. It is empty only where the value itself shows its end.
+    """
+
+    begin: str
+    end: str
+
+
+@dataclass(frozen=True)
+class ValueFrames:
+    """What stands around values.
+
+    Attributes:
+        strings: around those that are strings, which stand as they are.
+        others: around all others.
+    """
+
+    strings: ValueFrame
+    others: ValueFrame
+
+    @property
+    def tell_strings(self) -> bool:
+        """Whether strings begin in another way than other values."""
+        return self.strings.begin != self.others.begin
+
+    @property
+    def literals(self) -> tuple[str, ...]:
+        """All texts in it."""
+        frames = (self.strings, self.others)
+        return tuple(text for frame in frames for text in (frame.begin, *frame.end.split(KEY)))
+
+
+@dataclass(frozen=True)
+class Nested:
+    """How objects and lists are written where they are not JSON.
+
+    Attributes:
+        object_open, object_close: around the members of an object, which are written as arguments are.
+        list_open, list_close: around the items of a list.
+        items: around each item.
+        separator: between two items.
+    """
+
+    object_open: str
+    object_close: str
+    list_open: str
+    list_close: str
+    items: ValueFrames
+    separator: str
+
+
+@dataclass(frozen=True)
+class Members:
+    """Keys with their values.
+
+    Attributes:
+        key_begin: before each key; it may be empty.
+        values: around the value, from the end of the key.
+        separator: between two of them; it may be empty.
+        nested: how objects and lists are written; None: as JSON.
+    """
+
+    key_begin: str
+    values: ValueFrames
+    separator: str
+    nested: Nested | None = None
+
+    @property
+    def shows_kinds(self) -> bool:
+        """Whether a value shows what kind it is of, so that it needs no schema to be read."""
+        return self.nested is not None and self.values.tell_strings and self.nested.items.tell_strings
+
+    @property
+    def literals(self) -> tuple[str, ...]:
+        """All texts in it."""
+        nested = self.nested
+        inner = (
+            ()
+            if nested is None
+            else (
+                nested.object_open,
+                nested.object_close,
+                nested.list_open,
+                nested.list_close,
+                nested.separator,
+                *nested.items.literals,
+            )
+        )
+        return (self.key_begin, self.separator, *self.values.literals, *inner)

@@ -1,0 +1,131 @@
+"""Arguments with lists and objects in notations of their own, as Gemma 4 and MiniMax-M3 write them."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import pytest
+from support.answer_forms import Grammar, calls_of, functions, options, read
+from support.chat_templates import TEMPLATES, make_tokenizer
+
+from radixkv.tools.chat_format import AnswerForm, ChatFormat
+
+NOTATIONS = ["gemma", "minimax_m3"]
+FLAGS = {"type": "array", "items": {"type": "boolean"}}
+ADDRESS = {
+    "type": "object",
+    "properties": {"street": {"type": "string"}, "number": {"type": "integer"}, "flags": FLAGS},
+    "required": ["street"],
+}
+PARAMETERS: dict[str, Any] = {
+    "type": "object",
+    "properties": {
+        "address": ADDRESS,
+        "others": {"type": "array", "items": {"$ref": "#/$defs/Address"}},
+        "matrix": {"type": "array", "items": {"type": "array", "items": {"type": "number"}}},
+        "comment": {"anyOf": [{"type": "string"}, {"type": "null"}]},
+        "count": {"type": ["integer", "null"]},
+        "level": {"enum": ["low", 3]},
+    },
+    "required": ["address"],
+    "$defs": {"Address": ADDRESS},
+}
+ROME, OSLO = {"street": "Via\n{Appia}, [1]", "number": 3, "flags": [True, False]}, {"street": "Karl Johans gate"}
+
+
+def form_for(name: str, parameters: dict[str, Any], *, strict: bool = False) -> tuple[AnswerForm, Any]:
+    tool = {"type": "function", "function": {"name": "send", "strict": strict, "parameters": parameters}}
+    tokenizer = make_tokenizer(TEMPLATES[name])
+    form = ChatFormat.of(tokenizer).answer_form("", options("required", tools=[tool]))
+    assert form is not None
+    return form, tokenizer
+
+
+@cache
+def sending(name: str) -> tuple[AnswerForm, Grammar]:
+    form, tokenizer = form_for(name, PARAMETERS, strict=True)
+    return form, Grammar(form, tokenizer)
+
+
+@pytest.mark.parametrize("name", NOTATIONS)
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"address": ROME},
+        {"address": OSLO, "others": []},
+        {"address": OSLO, "others": [ROME, OSLO], "matrix": [[1, 2.5], [], [-3]]},
+        {"address": OSLO, "comment": "see <b>", "count": 7, "level": "low"},
+        {"address": OSLO, "comment": None, "count": None, "level": 3},
+    ],
+)
+def test_lists_and_objects_are_allowed_and_read(name: str, arguments: dict[str, Any]) -> None:
+    form, grammar = sending(name)
+    text = calls_of(name).write_calls([("send", arguments)])
+    assert grammar.accepts(text)
+    for pieces in ([text], text):
+        assert functions(read(form, pieces)) == [("send", arguments)]
+    for length in range(len(text) - 1):
+        assert not grammar.accepts(text[:length])
+
+
+@pytest.mark.parametrize("name", NOTATIONS)
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"address": {"number": 3}},
+        {"address": {"street": "a", "number": True}},
+        {"address": {"street": "a", "town": "Rome"}},
+        {"address": OSLO, "others": [{"number": 3}]},
+        {"address": OSLO, "matrix": [1]},
+        {"address": OSLO, "matrix": [["one"]]},
+        {"address": OSLO, "count": 1.5},
+        {"address": OSLO, "level": "high"},
+    ],
+)
+def test_what_the_schema_forbids_within_them_is_not_allowed(name: str, arguments: dict[str, Any]) -> None:
+    _, grammar = sending(name)
+    assert not grammar.accepts(calls_of(name).write_calls([("send", arguments)]))
+
+
+@pytest.mark.parametrize("name", NOTATIONS)
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"type": "array", "items": {"type": "string"}, "uniqueItems": True},
+        {"type": "object", "properties": {"a": {"type": "string"}}, "minProperties": 1},
+        {"type": "object", "properties": {"a": {"type": "string", "pattern": "x"}}},
+    ],
+)
+def test_a_strict_schema_that_cannot_be_enforced_is_refused(name: str, schema: dict[str, Any]) -> None:
+    form, _ = form_for(name, {"properties": {"value": schema}}, strict=True)
+    with pytest.raises(ValueError, match=r"tools: send: .* cannot be enforced in this model's form of calls"):
+        form.frame(content_is_constrained=False)
+    form, tokenizer = form_for(name, {"properties": {"value": schema}})
+    Grammar(form, tokenizer)
+
+
+@pytest.mark.parametrize(
+    "value", ["text", 3, None, [], {}, ["a", 1, {"b": [True]}], {"a": {"b": {"c": "d"}}, "e": [[]]}]
+)
+def test_where_a_value_shows_its_kind_one_that_is_not_described_is_written_as_any(value: Any) -> None:
+    form, tokenizer = form_for("gemma", {"properties": {"value": {}}})
+    text = calls_of("gemma").write_calls([("send", {"value": value})])
+    assert Grammar(form, tokenizer).accepts(text)
+    assert functions(read(form, text)) == [("send", {"value": value})]
+
+
+def test_where_it_does_not_such_a_value_is_json() -> None:
+    form, tokenizer = form_for("minimax_m3", {"properties": {"value": {}}})
+    text = ']m[<tool_call>\n]m[<invoke name="send">]m[<value>{"a": ["b", 1]}]m[</value>]m[</invoke>\n]m[</tool_call>'
+    assert Grammar(form, tokenizer).accepts(text)
+    assert functions(read(form, text)) == [("send", {"value": {"a": ["b", 1]}})]
+
+
+def test_an_object_that_has_itself_within_it_is_any_object_there() -> None:
+    node = {"type": "object", "properties": {"name": {"type": "string"}, "next": {"$ref": "#/$defs/Node"}}}
+    form, tokenizer = form_for("gemma", {"properties": {"list": {"$ref": "#/$defs/Node"}}, "$defs": {"Node": node}})
+    arguments = {"list": {"name": "a", "next": {"name": "b", "next": {"name": "c"}}}}
+    text = calls_of("gemma").write_calls([("send", arguments)])
+    assert Grammar(form, tokenizer).accepts(text)
+    assert functions(read(form, text)) == [("send", arguments)]
