@@ -26,7 +26,7 @@ from radixkv.model.model_cache import packed_folder, quantised_folder, remove_un
 from radixkv.model.native import BlockKeeper, PanelCache, Quantiser, WeightKeeper, prepare_for_cpu, weights_of
 from radixkv.model.positions.longrope import choose_factors
 from radixkv.model.positions.rotary_types import fix_dynamic
-from radixkv.model.quantisation_report import report_quantised
+from radixkv.model.quantisation_report import refuse_other_quantization, report_quantised
 from radixkv.model.replacement.deferred_rotation import defer_rotation, restore_rotation
 from radixkv.model.replacement.merged_linear import merge_linears
 from radixkv.model.replacement.probe import compute_a_few_tokens, probe_attention
@@ -225,6 +225,7 @@ def _fingerprint(unprepared: _Unprepared, quantization: str | None, is_wanted: b
 def _prepare_on_cpu(unprepared: _Unprepared, config: ModelConfig, native: bool) -> None:
     """Let native code stand in for the model's modules, and quantise, share or trim what is in memory then."""
     model, name, deferred = unprepared.model, unprepared.name, unprepared.deferred
+    refuse_other_quantization(model, name, config.quantization)
     keeper: WeightKeeper | None = None
     if config.quantization not in (None, "gguf"):
         cache = None if unprepared.origin is None else PanelCache(quantised_folder())

@@ -1,4 +1,4 @@
-"""Reports, when a model was loaded, how many of its weights are quantised, and as what."""
+"""Reports, when a model is loaded, how many of its weights are quantised, and as what; refuses to quantise them again."""
 
 from __future__ import annotations
 
@@ -10,6 +10,30 @@ from torch import nn
 from radixkv.model.native import weights_of
 
 _log = logging.getLogger(__name__)
+
+
+def refuse_other_quantization(model: nn.Module, name: str, quantization: str | None) -> None:
+    """Refuse to quantise a model that was packed for another LLM: its weights are no longer there as they were.
+
+    Args:
+        model: before it is prepared.
+        name: of the model.
+        quantization: what is asked for; None: its weights stay as they are.
+
+    Raises:
+        ValueError: they are packed in another way.
+    """
+    kinds = {weight.kind for weight in weights_of(model)}
+    if not kinds or quantization in (None, "gguf"):
+        return
+    # With int4, output heads are int8.
+    packed_as = next((kind for kind in ("int4", "int8") if kind in kinds), None)
+    if quantization != packed_as:
+        expected = "None" if packed_as is None else f"{packed_as!r} or None"
+        raise ValueError(
+            f"quantization: expected {expected} for {name}, whose weights were packed when it was given to an LLM before, "
+            f"got {quantization!r}: load it anew"
+        )
 
 
 def report_quantised(model: nn.Module, name: str, quantization: str | None, num_linears: int) -> None:

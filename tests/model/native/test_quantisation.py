@@ -13,7 +13,7 @@ from torch import nn
 from transformers.models.mixtral.modeling_mixtral import MixtralExperts
 
 from radixkv import LLM, SamplingParams
-from radixkv.config import ModelConfig
+from radixkv.config import ModelConfig, Quantization
 from radixkv.model import compute_target, loader
 from radixkv.model.loader import load_model
 from radixkv.model.native import replace, weights_of
@@ -148,6 +148,21 @@ def test_a_model_that_is_loaded_again_stays_quantised() -> None:
     before = [id(module) for module in model.modules()]
     again = load_model(model, ModelConfig(quantization="int8")).model
     assert [id(module) for module in again.modules()] == before
+
+
+@pytest.mark.parametrize(
+    ("first", "then", "expected"),
+    [(None, "int8", "None"), ("int8", "int4", "'int8' or None"), ("int4", "int8", "'int4' or N")],
+)
+def test_a_model_that_is_loaded_again_is_not_quantised_in_another_way(
+    first: Quantization | None, then: Quantization, expected: str
+) -> None:
+    """It stayed as it was without a word, or was said to have no linear layers."""
+    model = load_model(tiny("llama"), ModelConfig(quantization=first)).model
+    with pytest.raises(
+        ValueError, match=f"^quantization: expected {expected}.* LLM before, got '{then}': load it anew$"
+    ):
+        load_model(model, ModelConfig(quantization=then))
 
 
 @pytest.mark.parametrize("quantization", ["int3", "INT8", 8])
