@@ -26,6 +26,11 @@ def check_supported(model: transformers.PreTrainedModel, name: str) -> None:
     config = model.config.get_text_config()
     if getattr(model.config, "is_encoder_decoder", False):
         raise UnsupportedModelError(f"{name}: encoder-decoder models attend to more than their own prefix")
+    if not model.can_generate():
+        raise UnsupportedModelError(
+            f"{name}: expected a model that generates text, with a head for causal language modelling, got a "
+            f"{type(model).__name__}"
+        )
     for layer_type in sorted(set(_layer_types(config)) - _SERVED_LAYERS):
         raise UnsupportedModelError(
             f"{name}: it has layers of type {layer_type!r}, expected layers that keep keys and values alone, and attend to "

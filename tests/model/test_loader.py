@@ -124,6 +124,16 @@ def test_a_model_that_generates_no_text_is_refused_by_the_name_that_was_given(ch
         load_model(checkpoint_given.model)
 
 
+@pytest.mark.parametrize("kind", [transformers.LlamaForSequenceClassification, transformers.LlamaModel])
+def test_a_loaded_model_that_generates_no_text_is_refused(kind: Any) -> None:
+    """It was said to lack an argument; and where it has a head, as BERT for masked tokens, there was an AttributeError."""
+    model = kind(build_supported("llama").config)
+    with pytest.raises(
+        UnsupportedModelError, match=f"^{kind.__name__}: expected a model that generates text, .*{kind.__name__}$"
+    ):
+        load_model(model)
+
+
 _SIZES = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4, "head_dim": 8}
 
 
