@@ -8,6 +8,7 @@ from typing import Any
 
 from radixkv.async_llm import AsyncLLM
 from radixkv.cache.arguments import is_whole
+from radixkv.prompts import Message
 from radixkv.sampling_params import SamplingParams
 from radixkv.serving.conversation import Conversation, Turn
 
@@ -23,6 +24,7 @@ class AsyncChat(Conversation):
         tools: functions that the model may call, in OpenAI's form; `send_results` answers its calls.
         parallel_tool_calls: whether an answer may hold several calls.
         chat_template_kwargs: variables for the chat template, such as ``enable_thinking``.
+        history: messages to go on from, such as another conversation's `history`; in place of ``system``.
         priority: of all turns, among the tenant's own requests: lower values are admitted earlier. None: 0.
         tenant: on whose behalf.
 
@@ -40,6 +42,7 @@ class AsyncChat(Conversation):
         tools: Sequence[Mapping[str, Any]] | None = None,
         parallel_tool_calls: bool | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
+        history: Sequence[Message] = (),
         priority: int | None = 0,
         tenant: str = "",
     ) -> None:
@@ -49,7 +52,7 @@ class AsyncChat(Conversation):
             raise TypeError(f"priority: expected a whole number or None, got {priority!r:.80}")
         if not isinstance(tenant, str):
             raise TypeError(f"tenant: expected a string, got {tenant!r:.80}")
-        super().__init__(system, sampling_params, cache_salt, tools, parallel_tool_calls, chat_template_kwargs)
+        super().__init__(system, sampling_params, cache_salt, tools, parallel_tool_calls, chat_template_kwargs, history)
         self._llm = llm
         self._priority = priority
         self._tenant = tenant

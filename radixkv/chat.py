@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from radixkv.llm import LLM
+from radixkv.prompts import Message
 from radixkv.sampling_params import SamplingParams
 from radixkv.serving.conversation import Conversation, Turn
 
@@ -25,6 +26,7 @@ class Chat(Conversation):
         tools: functions that the model may call, in OpenAI's form; `send_results` answers its calls.
         parallel_tool_calls: whether an answer may hold several calls.
         chat_template_kwargs: variables for the chat template, such as ``enable_thinking``.
+        history: messages to go on from, such as another conversation's `history`; in place of ``system``.
 
     Raises:
         TypeError, ValueError: an argument is impossible; the message names it.
@@ -40,10 +42,11 @@ class Chat(Conversation):
         tools: Sequence[Mapping[str, Any]] | None = None,
         parallel_tool_calls: bool | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
+        history: Sequence[Message] = (),
     ) -> None:
         if not isinstance(llm, LLM):
             raise TypeError(f"llm: expected an LLM, got {type(llm).__name__}")
-        super().__init__(system, sampling_params, cache_salt, tools, parallel_tool_calls, chat_template_kwargs)
+        super().__init__(system, sampling_params, cache_salt, tools, parallel_tool_calls, chat_template_kwargs, history)
         self._llm = llm
 
     def send(

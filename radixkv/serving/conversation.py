@@ -9,7 +9,16 @@ from typing import Any, Self
 
 from radixkv.model.text_interface import TextInterface
 from radixkv.outputs import RequestOutput
-from radixkv.prompts import ChatOptions, Prompt, as_template_message, cache_options, render_chat, tokenize
+from radixkv.prompts import (
+    ChatOptions,
+    Message,
+    Prompt,
+    as_conversations,
+    as_template_message,
+    cache_options,
+    render_chat,
+    tokenize,
+)
 from radixkv.sampling.detokenizer import decode_tokens
 from radixkv.sampling_params import SamplingParams
 from radixkv.tools.definitions import ParsedAnswer, as_tool_options
@@ -54,6 +63,7 @@ class Conversation:
         tools: Sequence[Mapping[str, Any]] | None,
         parallel_tool_calls: bool | None,
         chat_template_kwargs: Mapping[str, Any] | None,
+        history: Sequence[Message],
     ) -> None:
         if not isinstance(system, str | None):
             raise TypeError(f"system: expected a string or None, got {system!r:.80}")
@@ -64,7 +74,10 @@ class Conversation:
         options = ChatOptions(chat_template_kwargs=chat_template_kwargs)
         self._tools, self._options = copy.deepcopy((tools, options))
         self._parallel_tool_calls = parallel_tool_calls
-        self._transcript = _Transcript([] if system is None else [{"role": "system", "content": system}])
+        messages = _checked_history(history)
+        if messages and system is not None:
+            raise ValueError(f"system: expected None with history, which has its own, got {system!r:.80}")
+        self._transcript = _Transcript(messages if system is None else [{"role": "system", "content": system}])
 
     @property
     def history(self) -> list[dict[str, Any]]:
@@ -221,6 +234,27 @@ class Turn:
             raise RuntimeError(
                 "another turn joined the conversation since this one began; fork() it for several at a time"
             )
+
+
+def _checked_history(history: Sequence[Message]) -> list[dict[str, Any]]:
+    """A copy of messages to go on from.
+
+    Raises:
+        TypeError: they are no list.
+        ValueError: one is no message, or the last has calls, which only the conversation that they were made in can answer.
+    """
+    if isinstance(history, str) or not isinstance(history, Sequence):
+        raise TypeError(f"history: expected a list of messages, got {history!r:.80}")
+    if not history:
+        return []
+    try:
+        as_conversations([history])
+    except ValueError as error:
+        raise ValueError(f"history: {str(error).removeprefix('messages: ')}") from error
+    messages = [dict(message) for message in history]
+    if messages[-1].get("tool_calls"):
+        raise ValueError("history: expected it to end with no tool calls, or with their results")
+    return copy.deepcopy(messages)
 
 
 def _check_params(params: SamplingParams | None) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import threading
 from collections.abc import Awaitable, Callable
 from contextlib import aclosing
@@ -50,6 +51,44 @@ def test_every_turn_is_that_of_a_chat_to_the_token(llm: LLM) -> None:
         assert await engine.reset_prefix_cache()
 
     run(test, llm)
+
+
+def test_a_conversation_that_was_stored_goes_on_where_it_was(llm: LLM) -> None:
+    offline = Chat(llm, SYSTEM, PARAMS)
+    offline.send("Hi")
+    stored = json.loads(json.dumps(offline.history))
+    again = Chat(llm, sampling_params=PARAMS, history=stored)
+    assert again.history == stored
+    stored[0]["content"] = "another"
+    before = offline.history
+    answer = again.send("And then?")
+    (output,) = llm.chat([*before, {"role": "user", "content": "And then?"}], PARAMS, use_tqdm=False)
+    assert output.outputs[0].text == answer
+    assert again.history[:-2] == before
+
+    async def test(engine: AsyncLLM) -> None:
+        assert await AsyncChat(engine, sampling_params=PARAMS, history=before).send("And then?") == answer
+
+    run(test, llm)
+
+
+@pytest.mark.parametrize(
+    ("history", "message"),
+    [
+        ("Hi", "history: expected a list of messages, got 'Hi'"),
+        ([{"role": "user"}], "history: expected a dictionary with 'role' and 'content', got {'role': 'user'}"),
+        ([[{"role": "user", "content": "Hi"}]], "history: expected a dictionary with 'role' and 'content', got "),
+        (
+            [{"role": "assistant", "content": None, "tool_calls": [{"id": "a", "function": {"name": "f"}}]}],
+            "history: expected it to end with no tool calls, or with their results",
+        ),
+    ],
+)
+def test_what_is_no_history_is_refused(llm: LLM, history: Any, message: str) -> None:
+    with pytest.raises((TypeError, ValueError), match=f"^{message}"):
+        Chat(llm, history=history)
+    with pytest.raises(ValueError, match=r"^system: expected None with history, which has its own, got 'x'$"):
+        Chat(llm, "x", history=[{"role": "user", "content": "Hi"}])
 
 
 def test_a_chat_calls_a_tool_and_goes_on_with_its_result(llm: LLM) -> None:
