@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 from support.async_streams import run, until
+from support.example_tools import ADD, WEATHER
 from support.held_steps import HeldSteps
 from support.replica_servers import tiny_llm
 from support.time_limit import HANGING
-from support.tools import ADD, WEATHER
 
 from radixkv import LLM, AsyncChat, AsyncLLM, Chat, SamplingParams
 from radixkv.errors import PromptTooLongError, StepFailedError

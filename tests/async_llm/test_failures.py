@@ -12,7 +12,7 @@ import pytest
 import torch
 from support.async_streams import ENDLESS, GREEDY, assert_empty, prompts, run, tokens_of, until
 from support.dict_tier import DictTier
-from support.forks import refusals_in_a_fork
+from support.forked_child import refusals_in_a_fork
 from support.held_steps import HeldSteps
 from support.time_limit import HANGING
 from support.tiny_engine import raising_at, tiny

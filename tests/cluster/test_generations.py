@@ -11,7 +11,7 @@ from typing import Any
 
 import httpx
 import pytest
-from support.begun_answers import PROMPT, answer, begun_on
+from support.answers_to_continue import PROMPT, answer, begun_on
 from support.held_steps import HeldSteps
 from support.pretended_replicas import CAPACITY, IDENTITY, until
 from support.pretended_replicas import Cluster as PretendedCluster

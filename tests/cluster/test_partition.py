@@ -11,7 +11,7 @@ from typing import Any
 
 import httpx
 import pytest
-from support.hosts import Host, hosts
+from support.network_hosts import Host, hosts
 from support.replica_servers import SECRET
 
 from radixkv.bench.serving.server_process import BenchProcess

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.begun_answers import PROMPT, SAMPLED, answer, begun_on
+from support.answers_to_continue import PROMPT, SAMPLED, answer, begun_on
 from support.held_steps import HeldSteps
 from support.pretended_replicas import Cluster as PretendedCluster
 from support.pretended_replicas import llm_of as pretended_llm

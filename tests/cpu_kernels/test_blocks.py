@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.cpu_variants import each_variant, use
 from support.gguf_files import random_blocks
-from support.products import assert_is_product
+from support.packed_products import assert_is_product
 from torch.nn import functional
 
 from radixkv.model.gguf.blocks import KINDS, dequantise, unpack

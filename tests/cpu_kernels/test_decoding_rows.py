@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from support.cpu_variants import assert_close, each_variant, use
-from support.products import product
+from support.packed_products import product
 from torch.nn import functional
 
 from radixkv_cpu import (

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from support.cpu_variants import each_variant, use
-from support.products import product
+from support.packed_products import product
 
 from radixkv_cpu import (
     DecoderLayer,

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.cpu_variants import assert_close, each_variant, use
-from support.products import assert_is_product
+from support.packed_products import assert_is_product
 from torch.nn import functional
 
 from radixkv_cpu import ACTIVATIONS, PackedWeight, linear

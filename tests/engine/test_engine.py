@@ -11,7 +11,7 @@ from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
 import pytest
-from support.forks import refusals_in_a_fork
+from support.forked_child import refusals_in_a_fork
 from support.model_zoo import VOCAB_SIZE, build_supported
 from support.prompt_sets import GREEDY, shared_prefix_prompts, tokens_of
 from support.tiny_engine import add, assert_empty, finish, raising_at, tiny

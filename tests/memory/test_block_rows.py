@@ -13,7 +13,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 from support.dict_tier import DictTier
-from support.on_cpu import OnCpu
+from support.tensors_on_cpu import OnCpu
 
 from radixkv.memory import KVPool, block_rows
 from radixkv.memory.block_rows import BlockRows

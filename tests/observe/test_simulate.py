@@ -13,7 +13,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from rich.console import Console
-from support.traces import BLOCK_SIZE, trace_of, traced
+from support.written_traces import BLOCK_SIZE, trace_of, traced
 from typer.testing import CliRunner
 
 from radixkv.cache import LRU, POLICIES, EvictionPolicy

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.traces import BLOCK_SIZE, traced
+from support.written_traces import BLOCK_SIZE, traced
 from typer.testing import CliRunner
 
 from radixkv.cli.main import app

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from rich.console import Console
-from support.traces import trace_of
+from support.written_traces import trace_of
 from typer.testing import CliRunner
 
 from radixkv.cache import POLICIES

@@ -8,8 +8,8 @@ from typing import Any
 import httpx
 import openai
 import pytest
+from support.example_tools import ADD, WEATHER
 from support.server_process import MODEL
-from support.tools import ADD, WEATHER
 
 QUESTION = [{"role": "user", "content": "What is 3 plus 4?"}]
 NAMED = {"type": "function", "function": {"name": "add"}}

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from support.answer_forms import allowed
 from support.chat_templates import STRICT_TURNS, speaker, text_interface
+from support.example_tools import ADD, WEATHER
 from support.in_process_server import served
-from support.tools import ADD, WEATHER
 
 from radixkv import LLM, AsyncLLM, Chat, SamplingParams, StructuredOutputsParams
 from radixkv.outputs import RequestOutput

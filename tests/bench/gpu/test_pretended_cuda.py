@@ -20,8 +20,8 @@ import torch
 from rich.console import Console
 from support.compiled_kernels import pretended_gpu
 from support.model_zoo import VOCAB_SIZE, build
-from support.on_cpu import OnCpu
 from support.preloaded_process import run_preloaded
+from support.tensors_on_cpu import OnCpu
 from torch.autograd import DeviceType
 from triton.runtime.jit import JITFunction
 from typer.testing import CliRunner

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from support.compiled_kernels import pretended_gpu
-from support.on_cpu import OnCpu
+from support.tensors_on_cpu import OnCpu
 
 from radixkv.bench.gpu import ready
 from radixkv.bench.gpu.ready import main, missing_modules, needed_modules

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from support.model_zoo import VOCAB_SIZE, build_shallow
-from support.on_cpu import OnCpu
+from support.tensors_on_cpu import OnCpu
 
 from radixkv.attention import AttentionLayer, AttentionOptions
 from radixkv.attention.triton import start_check

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from support.model_zoo import TOKENS, VOCAB_SIZE, build, build_supported, logits
-from support.on_cpu import OnCpu
+from support.tensors_on_cpu import OnCpu
 from torch import nn
 
 from radixkv.attention import BatchLimits, QueryBatch

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from support.model_zoo import build_supported, logits
-from support.on_cpu import OnCpu
+from support.tensors_on_cpu import OnCpu
 from torch import nn
 from transformers.models.llama.modeling_llama import LlamaMLP
 

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 import torch
 from support.chat_templates import TEMPLATES, make_tokenizer, text_interface
+from support.example_tools import ADD, WEATHER
 from support.in_process_server import served
 from support.model_zoo import build
 from support.sentencepiece_tokenizer import sentencepiece_tokenizer
-from support.tools import ADD, WEATHER
 from tokenizers import AddedToken, normalizers, pre_tokenizers
 from transformers import ByT5Tokenizer
 
