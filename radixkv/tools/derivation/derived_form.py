@@ -30,8 +30,8 @@ def derived_form(probe: TemplateProbe) -> DerivedFormat:
         NotDerivableError: it writes none, or it does not show how the parts of an answer are told apart.
     """
     probe = probe.with_ids_that_name()
-    segments = Segmenter(probe.added_tokens)
-    arguments = written_arguments(probe, segments)
+    segments = probe.segments
+    arguments = written_arguments(probe)
     plain_begin, text, plain_end = probe.answer(TEXT).partition(TEXT)
     if not text:
         raise NotDerivableError
@@ -42,7 +42,7 @@ def derived_form(probe: TemplateProbe) -> DerivedFormat:
     if segments.common_start(first, plain_end.lstrip()).strip():
         raise NotDerivableError  # the text of an answer is marked as well
     begin = _trigger(segments, first, f"{plain_begin}{plain_end}")
-    end = _end(probe, segments, calls, plain_end)
+    end = _end(probe, calls, plain_end)
     following = _with_index(calls.between) if calls.between else None
     close = ""
     if arguments.needs_close:
@@ -131,16 +131,16 @@ def _trigger(segments: Segmenter, first: str, plain: str) -> str:
     return marker
 
 
-def _end(probe: TemplateProbe, segments: Segmenter, calls: _Calls, plain_end: str) -> str:
+def _end(probe: TemplateProbe, calls: _Calls, plain_end: str) -> str:
     """What follows the arguments of the last call, without what ends an answer."""
     after = calls.after.rstrip()
-    ends_answer = segments.common_end(after, plain_end.rstrip()) or probe.end_of_text
+    ends_answer = probe.segments.common_end(after, plain_end.rstrip()) or probe.end_of_text
     if (ends_answer and after.endswith(ends_answer)) or not plain_end.strip():
         return after.removesuffix(ends_answer).rstrip()
     if not calls.between:
         raise NotDerivableError
     # Calls end an answer in another way than text does.
-    return segments.common_start(after, calls.between[0]).rstrip()
+    return probe.segments.common_start(after, calls.between[0]).rstrip()
 
 
 def _with_index(between: Sequence[str]) -> str:

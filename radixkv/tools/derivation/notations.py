@@ -93,7 +93,7 @@ class ElementArguments(WrittenArguments):
         return replace(self.elements, close=close)
 
 
-def written_arguments(probe: TemplateProbe, segments: Segmenter) -> WrittenArguments:
+def written_arguments(probe: TemplateProbe) -> WrittenArguments:
     """How a template writes the arguments of calls.
 
     Raises:
@@ -104,7 +104,7 @@ def written_arguments(probe: TemplateProbe, segments: Segmenter) -> WrittenArgum
     try:
         written.find(_after_name(probe, arguments), 0, arguments)
     except NotDerivableError:
-        return _element_arguments(probe, segments)
+        return _element_arguments(probe)
     return written
 
 
@@ -116,15 +116,15 @@ def _after_name(probe: TemplateProbe, arguments: Mapping[str, Any]) -> str:
     return after
 
 
-def _element_arguments(probe: TemplateProbe, segments: Segmenter) -> ElementArguments:
-    strings, numbers = (_Elements.of_arguments(probe, segments, each) for each in (STRINGS, NUMBERS))
+def _element_arguments(probe: TemplateProbe) -> ElementArguments:
+    strings, numbers = (_Elements.of_arguments(probe, each) for each in (STRINGS, NUMBERS))
     frames = _frames(strings, numbers)
     if strings.begin != numbers.begin:
         raise NotDerivableError
     if _after_name(probe, {}).split() != f"{numbers.opening}{numbers.rest}".split():
         raise NotDerivableError
     members = Members(numbers.begin, frames, numbers.separator)
-    nested, is_json = _nested(probe, segments, members, numbers)
+    nested, is_json = _nested(probe, members, numbers)
     return ElementArguments(ElementNotation(replace(members, nested=nested), ""), NESTED if is_json else {})
 
 
@@ -156,13 +156,13 @@ class _Elements:
         return cls(first.removesuffix(begin), begin, frame, between.removeprefix(end), rest.removeprefix(end))
 
     @classmethod
-    def of_arguments(cls, probe: TemplateProbe, segments: Segmenter, arguments: Mapping[str, Any]) -> _Elements:
+    def of_arguments(cls, probe: TemplateProbe, arguments: Mapping[str, Any]) -> _Elements:
         places = [str(place) for place in itertools.chain.from_iterable(arguments.items())]
         first, begin, between, other_begin, rest = _split(_after_name(probe, arguments), places)
         if begin != other_begin:
             raise NotDerivableError
         one, other = arguments
-        return cls.of(segments, first, between.replace(one, KEY), rest.replace(other, KEY), begin)
+        return cls.of(probe.segments, first, between.replace(one, KEY), rest.replace(other, KEY), begin)
 
     @classmethod
     def of_items(cls, segments: Segmenter, text: str, items: Iterable[Any]) -> _Elements:
@@ -189,9 +189,7 @@ def _frames(strings: _Elements, numbers: _Elements) -> ValueFrames:
     return ValueFrames(strings.frame, numbers.frame)
 
 
-def _nested(
-    probe: TemplateProbe, segments: Segmenter, members: Members, numbers: _Elements
-) -> tuple[Nested | None, bool]:
+def _nested(probe: TemplateProbe, members: Members, numbers: _Elements) -> tuple[Nested | None, bool]:
     """How lists and objects are written, None: as JSON, and whether the template writes them like that.
 
     Those in Python's syntax do not say what the model writes, which is then JSON.
@@ -219,7 +217,7 @@ def _nested(
     of_members = write_members(members, {**STRINGS, **NUMBERS})
     object_open, object_close = _split(written({**STRINGS, **NUMBERS}), [of_members])
     of_strings, of_numbers = (
-        _Elements.of_items(segments, written(list(each.values())), each.values()) for each in (STRINGS, NUMBERS)
+        _Elements.of_items(probe.segments, written(list(each.values())), each.values()) for each in (STRINGS, NUMBERS)
     )
     items = _frames(of_strings, of_numbers)
     after_scalars = (members.separator, object_close, of_numbers.separator, of_numbers.rest, numbers.rest)

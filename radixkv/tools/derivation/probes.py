@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property
 from types import MappingProxyType
 from typing import Any
 
 from jinja2 import TemplateError
+
+from radixkv.tools.derivation.segments import Segmenter
 
 # What a template may raise where it does not take a conversation.
 _REFUSALS = (TemplateError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError)
@@ -79,8 +82,20 @@ class TemplateProbe:
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
         self._ids: Sequence[str] = IDS
+        self._answers: dict[str, str] = {}
         self.added_tokens = tuple(token.content for token in tokenizer.added_tokens_decoder.values())
         self.end_of_text: str = tokenizer.eos_token or ""
+
+    @cached_property
+    def segments(self) -> Segmenter:
+        """Splits what the template writes of answers.
+
+        Raises:
+            NotDerivableError: the template refuses answers with text, or with a call.
+        """
+        answers = (self.answer(TEXT), self.answer("", CALLS[:1]))
+        # Only those in an answer: some tokenizers have thousands.
+        return Segmenter(token for token in self.added_tokens if any(token in answer for answer in answers))
 
     def takes_tools(self) -> bool:
         """Whether the template writes something for tools; not if it refuses a question with them."""
@@ -121,7 +136,10 @@ class TemplateProbe:
                 {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
                 for call_id, name, arguments in zip(self._ids, NAMES, calls, strict=False)
             ]
-        return self._after_question([message], prompt=False)
+        key = repr(message)
+        if key not in self._answers:
+            self._answers[key] = self._after_question([message], prompt=False)
+        return self._answers[key]
 
     def generation_prompt(self) -> str:
         """What follows the user's question where an answer is asked for.

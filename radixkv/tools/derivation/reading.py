@@ -8,7 +8,6 @@ from typing import Any
 
 from radixkv.tools.definitions import ParsedAnswer, as_tool_options
 from radixkv.tools.derivation.probes import NAMES, NUMBERS, STRINGS, TEXT, TOOLS, NotDerivableError, TemplateProbe
-from radixkv.tools.derivation.segments import Segmenter
 from radixkv.tools.formats.base import CallFormat
 from radixkv.tools.source import AnswerSource
 
@@ -19,9 +18,8 @@ def without_beginning(probe: TemplateProbe, answer: str) -> str:
     Raises:
         NotDerivableError: the template refuses plain answers.
     """
-    segments = Segmenter(probe.added_tokens)
     of_text, _, _ = probe.answer(TEXT).partition(TEXT)
-    beginnings = (segments.common_start(each, answer) for each in (of_text, probe.generation_prompt()))
+    beginnings = (probe.segments.common_start(each, answer) for each in (of_text, probe.generation_prompt()))
     return answer.removeprefix(max(beginnings, key=len))
 
 

@@ -49,7 +49,8 @@ class DerivedFormat(CallFormat):
         self.notation = notation
         self.parallel = following is not None
         literals = (begin, first.text, "" if following is None else following.text, end, *notation.literals)
-        self._markers = tuple(token for token in added_tokens if any(token in literal for literal in literals))
+        all_of_them = "\0".join(literals)
+        self._markers = tuple(token for token in added_tokens if token in all_of_them)
 
     @property
     def markers(self) -> tuple[str, ...]:
