@@ -112,8 +112,8 @@ def _attend_in_batch(
     forward_pass = running.get(None)
     if forward_pass is None:
         raise RuntimeError(
-            "model: it was given to an LLM, which runs it; model.set_attn_implementation('sdpa'), or 'eager' for models without "
-            "that, lets you call it again"
+            "model: it was given to an LLM, which runs it; model.set_attn_implementation('sdpa'), or 'eager' for models "
+            "without that, lets you call it again"
         )
     return forward_pass.attend(module.layer_idx, NewTokens(query, key, value, rotary)), None
 
