@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from support.scheduler_driver import STEMS, SchedulerDriver, numbers, prompt, tail
+from support.scheduler_driver import STEMS, SchedulerDriver, numbers, prompt, steps_to_first_token, tail
 
 from radixkv.scheduling.request import Request
 
@@ -110,6 +110,22 @@ def test_a_short_prompt_for_which_others_gave_way_starts_although_less_is_left_t
     assert short in driver.admitted
 
 
+def test_what_waits_for_a_prompt_without_tokens_starts_once_others_have_computed_its_prefix() -> None:
+    driver = SchedulerDriver(budget=16)
+    long, urgent = ([token for stem in stems for token in stem] for stems in (STEMS, reversed(STEMS)))
+    owner = driver.add(long)
+    driver.step()
+    driver.add([7, *urgent], priority=-1)
+    driver.step()
+    waits = driver.add([*long, 1])
+    driver.step()
+    assert waits not in driver.admitted
+    steps_to_first_token(driver, driver.add(long, priority=-2))
+    driver.step()
+    assert owner.sequences[0].num_computed == 16
+    assert waits in driver.admitted
+
+
 def test_what_waits_for_a_prefix_waits_for_its_last_token_too() -> None:
     """A chunk left one token of the owner's prompt, and what waited computed that token's block again."""
     driver = SchedulerDriver(budget=21)
@@ -137,6 +153,30 @@ def test_what_waits_for_a_prefix_waits_for_the_rest_of_a_block_too() -> None:
     assert waits in driver.admitted
     driver.run()
     assert driver.num_computed_tokens == (64 + 3) + (1 + 3)
+
+
+def test_what_waits_for_a_prefix_starts_in_the_step_after_its_last_block_is_computed() -> None:
+    driver = SchedulerDriver(budget=20)
+    text = list(range(64))
+    owner = driver.add(text)
+    driver.step()
+    waits = driver.add([*text[:40], 7])
+    driver.step()
+    assert waits not in driver.admitted
+    assert owner.sequences[0].num_computed == 40
+    driver.step()
+    assert waits in driver.admitted
+
+
+def test_a_prompt_does_not_wait_for_the_block_of_its_own_last_token() -> None:
+    """That token is computed in any case."""
+    driver = SchedulerDriver(budget=20)
+    text = list(range(64))
+    driver.add(text)
+    driver.step()
+    short = driver.add(text[:24])
+    driver.step()
+    assert short in driver.admitted
 
 
 def test_nothing_waits_for_a_prefix_that_will_not_be_cached() -> None:
