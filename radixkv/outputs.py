@@ -64,7 +64,7 @@ class RequestMetrics:
 
 @dataclass(slots=True)
 class CompletionOutput:
-    """One answer.
+    """One generated answer (vLLM's "completion").
 
     Attributes:
         index: which of the request's ``n``.
@@ -108,7 +108,7 @@ class CompletionOutput:
 
 @dataclass(slots=True)
 class RequestOutput:
-    """A request's answers.
+    """The outputs of a request: one per sample, with what they have in common.
 
     Attributes:
         outputs: one per sample (``n``); in a stream, only what is new, and not those that ended in an earlier output.

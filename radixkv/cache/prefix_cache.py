@@ -39,8 +39,8 @@ from radixkv.cache.tokens import TOKEN_BYTES, TokenIds, encode, encode_prompt
 class PrefixCache(CacheControl):
     """Shares the blocks of common prefixes between sequences.
 
-    `CacheView` has its queries, `CacheControl` the operations on cached content as a whole. It has no lock: only one thread
-    at a time may use it, for queries too.
+    `CacheView` has the queries, `CacheControl` pins, limits and clearing. There is no lock: only one thread may call it at a
+    time, for queries too.
 
     Args:
         num_blocks: physical blocks, with ids from 0 on.

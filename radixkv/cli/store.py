@@ -74,7 +74,7 @@ def prune(
             raise typer.BadParameter(f"{name}: expected a finite number, got {value}")
     max_bytes = None if max_gib is None else int(max_gib * (1 << 30))
     used_since = None if unused_days is None else time.time() - unused_days * 86_400
-    _do_for_each(folder, lambda path: _forgotten(prune(path, max_bytes=max_bytes, used_since=used_since)))
+    _do_for_each(folder, lambda path: _removed(prune(path, max_bytes=max_bytes, used_since=used_since)))
 
 
 @app.command()
@@ -94,8 +94,8 @@ def clear(
         digest = b""
     if digest is not None and len(digest) != DIGEST_BYTES:
         raise typer.BadParameter(f"--namespace: expected {2 * DIGEST_BYTES} hexadecimal digits, got {namespace!r}")
-    num_forgotten = _do_for_each(folder, lambda path: _forgotten(clear(path, digest)))
-    if namespace is not None and not num_forgotten:
+    num_removed = _do_for_each(folder, lambda path: _removed(clear(path, digest)))
+    if namespace is not None and not num_removed:
         print(f"{folder}: there are no blocks of namespace {namespace} here")
         raise typer.Exit(1)
 
@@ -126,8 +126,8 @@ def _reason(path: Path, error: Exception) -> str:
     return str(error).removeprefix(f"{path}: ").removeprefix(f"{path} ")
 
 
-def _forgotten(count: int) -> tuple[str, int]:
-    return f"{_number(count, 'block')} forgotten", count
+def _removed(count: int) -> tuple[str, int]:
+    return f"{_number(count, 'block')} removed", count
 
 
 def _stores(folder: Path) -> list[Path]:

@@ -29,7 +29,7 @@ def run_chat(chat: Chat, console: Console) -> None:
                 console.out(piece, end="", highlight=False)
             console.print()
         except KeyboardInterrupt:
-            console.print(" [dim](stopped; the turn is forgotten)[/]")
+            console.print(" [dim](stopped; the turn is left out of the conversation)[/]")
             continue
         except ValueError as error:
             console.out(error, style="red", highlight=False)

@@ -10,7 +10,7 @@ from radixkv.cache.arguments import check_count, is_number
 
 @dataclass(frozen=True, slots=True)
 class TenantShare:
-    """What a tenant may have.
+    """A tenant's share of the engine, and its limits.
 
     Attributes:
         weight: its share, relative to the other tenants' weights.

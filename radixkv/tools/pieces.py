@@ -15,7 +15,7 @@ class TextPiece:
 
 @dataclass(frozen=True, slots=True)
 class ReasoningPiece:
-    """More of what the model thinks before it answers."""
+    """More of the model's reasoning, which precedes its answer."""
 
     text: str
 

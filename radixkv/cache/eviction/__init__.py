@@ -42,4 +42,4 @@ POLICIES: Mapping[str, Callable[[], EvictionPolicy]] = MappingProxyType(
         "adaptive": Adaptive,
     }
 )
-"""Makers of eviction policies, by the names that users choose them by."""
+"""Makers of eviction policies, by the values of the option ``eviction_policy``."""

@@ -51,7 +51,7 @@ class ServerMetrics:
         self.finished = counter("request_success", "Choices that ended, by their finish reason.", ("finished_reason",))
         self.batch_sequences = histogram("iteration_sequences", "Sequences in a step.", _BATCH_SIZE_BUCKETS)
         self.batch_tokens = histogram(
-            "iteration_tokens", "Tokens computed in a step, drafted ones included.", _BATCH_SIZE_BUCKETS
+            "iteration_tokens", "Tokens computed in a step, draft tokens included.", _BATCH_SIZE_BUCKETS
         )
         self._num_steps = llm.stats.num_steps
         llm.on_step = self._observe_step
@@ -151,7 +151,7 @@ class EngineCollector(Collector):
             ("prompt_tokens_computed", "Prompt tokens computed.", cache.computed_tokens),
             ("prefix_cache_lookups", "Prompts looked up in the cache.", cache.opened_tables),
             ("evicted_blocks", "Cached blocks that were evicted.", cache.evicted_blocks),
-            ("copied_blocks", "Blocks copied because two owners would write different tokens.", cache.copied_blocks),
+            ("copied_blocks", "Blocks copied on write, because they had other owners.", cache.copied_blocks),
             ("deduplicated_blocks", "Blocks computed twice, of which one was kept.", cache.deduplicated_blocks),
             ("forked_sequences", "Sequences that were forked from others.", cache.forked_tables),
             ("num_preemptions", "Preemptions of running requests.", stats.num_preemptions),
@@ -161,10 +161,10 @@ class EngineCollector(Collector):
         if stats.tiers is not None:
             yield from _tier_metrics(stats.tiers)
         drafted = CounterMetricFamily(
-            _PREFIX + "spec_decode_num_draft_tokens", "Drafted tokens that were verified.", labels=["source"]
+            _PREFIX + "spec_decode_num_draft_tokens", "Draft tokens that were verified.", labels=["source"]
         )
         accepted = CounterMetricFamily(
-            _PREFIX + "spec_decode_num_accepted_tokens", "Those of them that proved right.", labels=["source"]
+            _PREFIX + "spec_decode_num_accepted_tokens", "Draft tokens that were accepted.", labels=["source"]
         )
         for source, counts in stats.drafts.items():
             drafted.add_metric([source], counts.drafted)
@@ -176,8 +176,8 @@ def _tier_metrics(totals: TierTotals) -> Iterator[Metric]:
     """What has happened in tiers below the pool, by medium where a tier counts it."""
     for name, documentation, field in [
         ("tier_hit_blocks", "Blocks read from a tier.", "hit_blocks"),
-        ("tier_missed_blocks", "Blocks that a tier was asked for and did not return.", "missed_blocks"),
-        ("tier_corrupt_blocks", "Blocks that had other bytes than were written.", "corrupt_blocks"),
+        ("tier_missed_blocks", "Blocks requested from a tier and not found there.", "missed_blocks"),
+        ("tier_corrupt_blocks", "Blocks whose checksum did not match.", "corrupt_blocks"),
         ("tier_read_bytes", "Bytes read from a tier.", "read_bytes"),
         ("tier_read_seconds", "Time spent reading from a tier.", "read_seconds"),
         ("tier_written_blocks", "Blocks written to a tier.", "written_blocks"),
@@ -185,21 +185,21 @@ def _tier_metrics(totals: TierTotals) -> Iterator[Metric]:
         ("tier_write_seconds", "Time spent writing to a tier, in the background.", "write_seconds"),
         (
             "tier_unwritten_blocks",
-            "Blocks that a tier took and did not write: too many, or it failed.",
+            "Blocks that a tier accepted and did not write: its queue was full, or the medium failed.",
             "dropped_blocks",
         ),
-        ("tier_evicted_blocks", "Blocks that a tier gave up for others.", "evicted_blocks"),
-        ("tier_errors", "Calls that a tier's medium failed.", "errors"),
+        ("tier_evicted_blocks", "Blocks that a tier evicted for others.", "evicted_blocks"),
+        ("tier_errors", "Failed calls of a tier's medium.", "errors"),
     ]:
         family = CounterMetricFamily(_PREFIX + name, documentation, labels=["medium"])
         for medium, stats in totals.tiers:
             family.add_metric([medium], getattr(stats, field))
         yield family
     for name, documentation, value in [
-        ("tier_loads", "Loads of prefixes from tiers that were begun.", totals.loads),
-        ("tier_loads_given_up", "Loads that took longer than computing would have.", totals.loads_given_up),
-        ("tier_loads_not_worth_it", "Prefixes computed because that is faster.", totals.loads_not_worth_it),
-        ("tier_dropped_blocks", "Blocks not written because too many waited to be.", totals.dropped_blocks),
+        ("tier_loads", "Loads of prefixes from tiers that were started.", totals.loads),
+        ("tier_loads_given_up", "Loads abandoned because they took longer than computing.", totals.loads_given_up),
+        ("tier_loads_not_worth_it", "Prefixes computed because loading was slower.", totals.loads_not_worth_it),
+        ("tier_dropped_blocks", "Blocks not written because the write queue was full.", totals.dropped_blocks),
     ]:
         yield CounterMetricFamily(_PREFIX + name, documentation, value)
 

@@ -199,7 +199,7 @@ def test_verify_counts_what_cannot_be_read_as_corrupt(run: Run, root: Path, monk
 
 
 def test_prune_keeps_what_was_used_last_and_gives_space_back(run: Run, root: Path) -> None:
-    assert "5 blocks forgotten" in run("prune", "--max-gib", str(4 * SLOT / (1 << 30))).output
+    assert "5 blocks removed" in run("prune", "--max-gib", str(4 * SLOT / (1 << 30))).output
     (path,) = root.glob("*/blocks-00000")
     assert path.stat().st_size == 4 * SLOT
     tier = tier_in(root)
@@ -218,7 +218,7 @@ def test_prune_forgets_what_it_cannot_move(run: Run, root: Path) -> None:
         return real(files, first, buffers)
 
     with mock.patch.object(SlotFiles, "read", read):
-        assert "6 blocks forgotten" in run("prune", "--max-gib", str(4 * SLOT / (1 << 30))).output
+        assert "6 blocks removed" in run("prune", "--max-gib", str(4 * SLOT / (1 << 30))).output
     tier = tier_in(root)
     assert np.array_equal(get(tier, ANN), BLOCKS[:2])
     tier.close()
@@ -228,19 +228,19 @@ def test_prune_forgets_what_was_not_used_for_long(run: Run, root: Path) -> None:
     tier = tier_in(root)
     tier.mark_used(ANN[:5])
     tier.close()
-    assert "4 blocks forgotten" in run("prune", "--unused-days", "365").output
+    assert "4 blocks removed" in run("prune", "--unused-days", "365").output
     tier = tier_in(root)
     assert np.array_equal(get(tier, ANN), BLOCKS[:5])
     tier.close()
 
 
 def test_clear_forgets_one_namespace_or_all(run: Run, root: Path) -> None:
-    assert "3 blocks forgotten" in run("clear", "--namespace", BOB[0].namespace.hex()).output
+    assert "3 blocks removed" in run("clear", "--namespace", BOB[0].namespace.hex()).output
     tier = tier_in(root)
     assert tier.contains_prefix(BOB) == 0
     assert np.array_equal(get(tier, ANN), BLOCKS)
     tier.close()
-    assert "6 blocks forgotten" in run("clear").output
+    assert "6 blocks removed" in run("clear").output
     (path,) = root.glob("*/blocks-00000")
     assert path.stat().st_size == 0
 
@@ -254,7 +254,7 @@ def test_clear_forgets_what_has_lost_its_slots(run: Run, root: Path, left: int |
     else:
         os.truncate(path, left)
     result = run("clear", "--namespace", ANN[0].namespace.hex())
-    assert "6 blocks forgotten" in result.output
+    assert "6 blocks removed" in result.output
     assert result.exit_code == 0
     assert path.exists() == (left is not None)
     assert left is None or path.stat().st_size == left
@@ -314,8 +314,8 @@ def test_what_is_wrong_with_one_store_does_not_keep_the_others_from_being_looked
     assert result.exit_code == 1
     owner.close()
     result = run("clear")
-    assert "0 blocks forgotten" in result.output
-    assert "6 blocks forgotten" in result.output
+    assert "0 blocks removed" in result.output
+    assert "6 blocks removed" in result.output
     assert result.exit_code == 0
     assert not any(path.stat().st_size for path in root.glob("*/blocks-*"))
     assert "0 blocks of 4 tokens" in run("info").output

@@ -117,7 +117,7 @@ def test_a_store_on_a_full_disk_can_be_used(full_disk: Path, monkeypatch: pytest
     monkeypatch.setattr(open_store, "_INDEX_ROOM_BYTES", 50 * SLOT)
     if pruned:
         command = ["store", "prune", str(full_disk), "--max-gib", str(7 * SLOT / (1 << 30))]
-        assert "2 blocks forgotten" in CliRunner().invoke(app, command).output
+        assert "2 blocks removed" in CliRunner().invoke(app, command).output
     tier = tier_in(full_disk)
     assert np.array_equal(get(tier, ANN), BLOCKS)
     eve = prefix_keys("eve", 1)
@@ -131,13 +131,13 @@ def test_a_disk_with_little_room_is_pruned(full_disk: Path) -> None:
     others = full_disk.parent / "others"
     os.truncate(others, others.stat().st_size - 8 * SLOT)
     command = ["store", "prune", str(full_disk), "--max-gib", str(4 * SLOT / (1 << 30))]
-    assert "5 blocks forgotten" in CliRunner().invoke(app, command).output
+    assert "5 blocks removed" in CliRunner().invoke(app, command).output
 
 
 def test_blocks_that_a_full_disk_costs_are_forgotten(full_disk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Their slots were given up, and pruning moved nothing in their place and kept them."""
     monkeypatch.setattr(open_store, "_INDEX_ROOM_BYTES", 60 * SLOT)
     command = ["store", "prune", str(full_disk), "--max-gib", str(9 * SLOT / (1 << 30))]
-    assert "5 blocks forgotten" in CliRunner().invoke(app, command).output
+    assert "5 blocks removed" in CliRunner().invoke(app, command).output
     for name, shown in (("info", "4 blocks of 4 tokens"), ("verify", "4 right, 0 corrupt")):
         assert shown in CliRunner().invoke(app, ["store", name, str(full_disk)]).output
