@@ -15,6 +15,7 @@ import pytest
 from typer.main import get_command
 
 from radixkv.cli.main import app
+from radixkv.vllm_options import ENGINE, SERVER
 
 ROOT = Path(__file__).parent.parent.parent
 
@@ -88,6 +89,21 @@ def test_every_command_and_its_options_exist(path: Path, command_line: Any) -> N
                 command = command.commands[word]
         known = {option for parameter in command.params for option in parameter.opts} | {"--help"}
         assert options <= known, code
+
+
+def test_options_beside_those_of_vllm_and_sglang_exist(command_line: Any) -> None:
+    """And vLLM's, which `radixkv serve` accepts or explains."""
+    serve = {option for parameter in command_line.commands["serve"].params for option in parameter.opts}
+    serve |= {option for parameter in command_line.commands["serve"].params for option in parameter.secondary_opts}
+    explained = {f"--{name.replace('_', '-')}" for name in (*ENGINE, *SERVER)}
+    page = (ROOT / "docs" / "migrate.md").read_text()
+    rows = [line.split("|")[1:-1] for line in page.splitlines() if line.startswith("|")]
+    theirs, ours = (
+        {option for row in rows if len(row) == 3 for option in re.findall(r"--[a-z][a-z-]+", row[column])}
+        for column in (0, 2)
+    )
+    assert theirs <= serve | explained
+    assert ours <= serve
 
 
 def test_every_link_of_the_readme_leads_somewhere() -> None:
