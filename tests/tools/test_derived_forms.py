@@ -133,7 +133,7 @@ def test_calls_may_end_an_answer_in_another_way_than_text_does() -> None:
 
 def test_a_template_that_insists_on_turns_and_takes_no_system_message_shows_its_form() -> None:
     check = (
-        "{% for message in messages %}{% if (message.role == 'user') != (loop.index0 % 2 == 0) %}"
+        "{% for message in messages %}{% if (message.role in ('user', 'tool')) != (loop.index0 % 2 == 0) %}"
         "{{ raise_exception('Conversation roles must alternate') }}{% endif %}{% endfor %}"
     )
     form, _ = form_of_template(check + chatml("", DERIVABLE["list"]))
@@ -188,6 +188,25 @@ def test_what_is_not_sure_is_not_derived(name: str) -> None:
     found = ChatFormat.of(make_tokenizer(chatml("", UNDERIVABLE[name])))
     assert found.calls is CALL_FORMATS["json"]
     assert not found.template_takes_tools
+
+
+@pytest.mark.parametrize(
+    "result", ["{{ raise_exception('no tools') }}", "{% set message = {'role': '', 'content': ''} %}"]
+)
+def test_where_the_template_does_not_write_results_nothing_is_derived(result: str) -> None:
+    template = chatml("", DERIVABLE["list"]).replace(
+        "<|im_start|>{{ message.role }}",
+        f"{{% if message.role == 'tool' %}}{result}{{% endif %}}<|im_start|>{{{{ message.role }}}}",
+    )
+    assert ChatFormat.of(make_tokenizer(template)).calls is CALL_FORMATS["json"]
+
+
+def test_where_the_template_writes_calls_and_no_tools_these_are_described_with_its_form() -> None:
+    template = chatml("", DERIVABLE["list"]).replace("{% if tools %}", "{% if false %}")
+    form = ChatFormat.of(make_tokenizer(template))
+    assert not form.template_takes_tools
+    (system, _) = form.as_template_messages([{"role": "user", "content": "?"}], options())
+    assert '<|tool_call|>[{"name": "NAME", "arguments": {"ARGUMENT": "VALUE"}}]' in system["content"]
 
 
 def test_where_text_is_marked_as_well_nothing_is_derived() -> None:

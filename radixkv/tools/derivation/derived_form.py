@@ -27,7 +27,7 @@ def derived_form(probe: TemplateProbe) -> DerivedFormat:
     """The form in which a template writes calls.
 
     Raises:
-        NotDerivableError: it writes none, or it does not show how the parts of an answer are told apart.
+        NotDerivableError: it writes none, or not their results, or the parts of an answer cannot be told apart.
     """
     probe = probe.with_ids_that_name()
     segments = probe.segments
@@ -58,7 +58,7 @@ def derived_form(probe: TemplateProbe) -> DerivedFormat:
         probe.added_tokens,
     )
     calls_read = [{**_DIFFICULT, **arguments.nested}, CALLS[1]]
-    if not reads(form, probe, calls_read if form.parallel else calls_read[:1]):
+    if not reads(form, probe, calls_read if form.parallel else calls_read[:1]) or not probe.writes_results():
         raise NotDerivableError
     return form
 

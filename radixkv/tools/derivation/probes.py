@@ -15,6 +15,7 @@ from radixkv.tools.derivation.segments import Segmenter
 # What a template may raise where it does not take a conversation.
 _REFUSALS = (TemplateError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError)
 _QUESTION = "What is asked"
+_RESULT = "What was returned"
 TEXT = "A text beside it"
 NAMES = ("probe_first", "probe_second", "probe_third")
 # Nine letters and digits, which Mistral's templates demand.
@@ -130,16 +131,28 @@ class TemplateProbe:
         Raises:
             NotDerivableError: the template refuses this conversation, or leaves out the question.
         """
+        message = self._message(text, calls)
+        key = repr(message)
+        if key not in self._answers:
+            self._answers[key] = self._after_question([message], prompt=False)
+        return self._answers[key]
+
+    def writes_results(self) -> bool:
+        """Whether the template writes the result of a call."""
+        result = {"role": "tool", "tool_call_id": self._ids[0], "name": NAMES[0], "content": _RESULT}
+        try:
+            return _RESULT in self._after_question([self._message("", CALLS[:1]), result], prompt=True)
+        except NotDerivableError:
+            return False
+
+    def _message(self, text: str, calls: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         message: dict[str, Any] = {"role": "assistant", "content": text}
         if calls:
             message["tool_calls"] = [
                 {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
                 for call_id, name, arguments in zip(self._ids, NAMES, calls, strict=False)
             ]
-        key = repr(message)
-        if key not in self._answers:
-            self._answers[key] = self._after_question([message], prompt=False)
-        return self._answers[key]
+        return message
 
     def generation_prompt(self) -> str:
         """What follows the user's question where an answer is asked for.
