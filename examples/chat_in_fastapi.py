@@ -1,6 +1,6 @@
 """Conversations inside your own FastAPI application; they share the blocks of all prefixes that they have in common.
 
-Serve it with `uvicorn chat_in_fastapi:app` from this folder; run as a program, it talks to itself.
+Serve it with `uvicorn chat_in_fastapi:app` from this folder; run as a program, it sends some messages to itself.
 """
 
 import asyncio
@@ -30,9 +30,9 @@ app = FastAPI(lifespan=lifespan)
 
 @app.post("/chats/{name}")
 async def say(name: str, text: str = Body(embed=True)) -> StreamingResponse:
-    """Say something in a conversation, which begins with its first turn; the answer is streamed.
+    """Send a message to a conversation, which begins with its first one; the answer is streamed.
 
-    Answers to different conversations are computed together. A turn whose client goes away is aborted and forgotten.
+    Answers to different conversations are computed together. A turn whose client disconnects is aborted and left out.
     """
     chat = chats.setdefault(
         name, AsyncChat(llm, "You are the assistant of a small library.", SamplingParams(temperature=0, max_tokens=40))
