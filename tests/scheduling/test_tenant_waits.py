@@ -71,6 +71,8 @@ def waiting_for_look_ups_beside_a_prompt(num_tenants: int) -> Driver:
 
 def waiting_for_look_ups_before_a_prompt(num_tenants: int) -> Driver:
     driver = waiting_for_look_ups(num_tenants)
+    for number in range(num_tenants):
+        driver.add([*STEM[: 30 * SIZE], *unlike(20_000 + 100 * number, 1)], tenant=f"{number}")
     driver.step()
     begin_to_compute_a_part(driver)
     return driver
@@ -127,7 +129,7 @@ def test_a_step_takes_as_long_however_many_tenants_wait_for_prefixes(
         driver.steps(3)
         num_looks.clear()
         driver.step()
-        assert len(driver.scheduler.waiting) == num_tenants
+        assert len(driver.scheduler.waiting.tenants) == num_tenants
         work.append(dict(num_looks))
     assert work[0] == work[1]
 
