@@ -54,6 +54,7 @@ class GrammarWriter:
         ids = sorted(added_tokens[token] for token in shown_tokens)
         self._shown = f"<[{','.join(map(str, ids))}]>" if ids else ""
         self._rules: dict[str, str] = {"TEXT": r"/(.|\n)*/"}
+        self._before: dict[str, str] = {}  # rules of `text_before`, by their markers
         self._schemas: dict[str, Any] = {}
 
     def frame(self, start: str) -> AnswerFrame:
@@ -88,11 +89,16 @@ class GrammarWriter:
 
     def text_before(self, marker: str) -> str:
         """An expression for free text and the marker that ends it."""
-        name = f"before_{len(self._rules)}"
-        self._rules[f"{name}[lazy]"] = f"TEXT {json.dumps(marker)}"
-        free = f"(TEXT {self._shown})* " if self._shown else ""
-        spelled, as_tokens = f"{free}{name}", self.literal(marker)
-        return f"({spelled} | {free}TEXT {as_tokens})" if "<[" in as_tokens else spelled
+        if marker not in self._before:
+            name = f"before_{len(self._rules)}"
+            self._rules[f"{name}[lazy]"] = f"TEXT {json.dumps(marker)}"
+            free = f"(TEXT {self._shown})* " if self._shown else ""
+            as_tokens = self.literal(marker)
+            if free or "<[" in as_tokens:
+                spelled, name = f"{free}{name}", f"up_to_{len(self._rules)}"
+                self._rules[name] = f"{spelled} | {free}TEXT {as_tokens}" if "<[" in as_tokens else spelled
+            self._before[marker] = name
+        return self._before[marker]
 
     def text(self, first: str = "TEXT", following: str = "TEXT") -> str:
         """An expression for free text.

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 from support.answer_forms import CALLS, FORMS, Grammar, allowed, calls_of, form_of, functions, options, read, written
-from support.chat_templates import TEMPLATES, make_tokenizer
+from support.chat_templates import DERIVED, TEMPLATES, make_tokenizer
 from tokenizers import AddedToken
 
 from radixkv.tools.chat_format import CALL_FORMATS, AnswerForm, ChatFormat
@@ -305,15 +305,16 @@ def test_content_and_calls_are_alternatives(markers: bool) -> None:
     assert not grammar.begins("maybe")
 
 
-def test_as_many_tools_as_an_agent_of_many_servers_has_are_one_grammar() -> None:
+@pytest.mark.parametrize("name", ["hermes", *DERIVED])
+def test_as_many_tools_as_an_agent_of_many_servers_has_are_one_grammar(name: str) -> None:
     """120 of Claude Code's size had more characters than a grammar could."""
     properties = {f"argument_{number}": {"type": "string", "description": "d" * 120} for number in range(5)}
     tools = [
         {"type": "function", "function": {"name": f"tool_{number}", "parameters": {"properties": properties}}}
         for number in range(256)
     ]
-    tokenizer = make_tokenizer(TEMPLATES["hermes"])
+    tokenizer = make_tokenizer(TEMPLATES[name])
     form = ChatFormat.of(tokenizer).answer_form("", options("required", tools=tools))
     assert form is not None
-    call = CALL_FORMATS["hermes"].write_calls([("tool_255", {"argument_0": "x"})])
+    call = calls_of(name).write_calls([("tool_255", {"argument_0": "x"})])
     assert Grammar(form, tokenizer).accepts(call)

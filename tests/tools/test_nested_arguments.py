@@ -129,3 +129,23 @@ def test_an_object_that_has_itself_within_it_is_any_object_there() -> None:
     text = calls_of("gemma").write_calls([("send", arguments)])
     assert Grammar(form, tokenizer).accepts(text)
     assert functions(read(form, text)) == [("send", arguments)]
+
+
+@pytest.mark.parametrize("name", NOTATIONS)
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"type": "object", "properties": {"a": {"type": "string"}}, "required": None},
+        {"type": "object", "properties": ["a"]},
+        {"anyOf": {"type": "string"}},
+        {"$ref": ["#/$defs/Address"]},
+        {"$ref": "#/$defs/Missing"},
+        {"type": "array", "items": [{"type": "string"}]},
+        True,
+    ],
+)
+def test_a_malformed_part_of_a_schema_does_not_break_the_rest(name: str, schema: Any) -> None:
+    form, _ = form_for(name, {"properties": {"value": schema}})
+    frame = form.frame(content_is_constrained=False)
+    assert frame is not None
+    assert "send" in frame.lark

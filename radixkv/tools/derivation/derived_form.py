@@ -49,10 +49,14 @@ def derived_form(probe: TemplateProbe) -> DerivedFormat:
         close = end if following is None else segments.common_start(following, end)
         if not close.strip():
             raise NotDerivableError
+    first_head = _head(_numbered_like(first, following), begin)
+    following_head = None if following is None else _head(following, close)
+    if following_head is not None and following_head.named != first_head.named:
+        raise NotDerivableError
     form = DerivedFormat(
         begin,
-        _head(_numbered_like(first, following), begin),
-        None if following is None else _head(following, close),
+        first_head,
+        following_head,
         end.removeprefix(close),
         arguments.notation(close),
         probe.added_tokens,

@@ -27,7 +27,8 @@ class DerivedFormat(CallFormat):
     Args:
         begin: begins the calls of an answer.
         first: stands between ``begin`` and the arguments of the first call.
-        following: stands between the arguments of two calls; None: an answer has one call at most.
+        following: stands between the arguments of two calls, and is the same as ``first`` from the first place on; None: an
+            answer has one call at most.
         end: after the arguments of the last call; it may be empty.
         notation: how arguments are written.
         added_tokens: texts that are tokens of their own.
@@ -91,18 +92,16 @@ class DerivedFormat(CallFormat):
         return "".join([*texts, self.end])
 
     def call_body(self, writer: GrammarWriter, tool: Tool, rule: str) -> str:
-        return writer.rule(f"{rule}_written", self.notation.expression(writer, tool, rule))
+        return f"({self.notation.expression(writer, tool, rule)})"
 
     def _calls(self, writer: GrammarWriter, options: ToolOptions) -> tuple[str, str]:
-        bodies = {
-            name: self.call_body(writer, tool, f"tool_{i}") for i, (name, tool) in enumerate(options.tools.items())
-        }
-
-        def calls(head: CallHead) -> str:
-            return " | ".join(f"{head.expression(writer, name)} {body}" for name, body in bodies.items())
-
+        bodies = (
+            f"{self.first.expression(writer, name)} {self.call_body(writer, tool, f'tool_{i}')}"
+            for i, (name, tool) in enumerate(options.tools.items())
+        )
+        body = writer.rule("body", " | ".join(bodies))
         more = ""
         if self.following is not None and options.parallel:
-            more = f"{writer.rule('following', calls(self.following))}*"
+            more = f"({writer.literal(self.following.before)} {body})*"
         end = writer.literal(self.end) if self.end else ""
-        return writer.rule("first", calls(self.first)), f"{more} {end}"
+        return f"{writer.literal(self.first.before)} {body}", f"{more} {end}"

@@ -37,19 +37,20 @@ class ElementGrammar:
             schema: of the object.
             rule: begins the names of its rules.
         """
-        writer, required = self._writer, schema.get("required", ())
-        separator = writer.literal(self._syntax.separator)
-        # From the last one: what may follow a member, and what may stand where there is none before.
+        writer, syntax, required = self._writer, self._syntax, schema.get("required", ())
         after = start = writer.literal(close)
+        # From the last one: what may follow a member, and what may stand where there is none before.
         for index, (key, part) in reversed(list(enumerate(described_properties(schema).items()))):
             name = f"{rule}_{index}"
-            member = writer.rule(
-                name, self._valued(f"{self._syntax.key_begin}{key}", self._syntax.values, part, name, key)
-            )
-            is_required = key in required
-            start = writer.rule(f"{name}_first", f"{member} {after}" + ("" if is_required else f" | {start}"))
-            further = f"{separator} {member}" if is_required else f"({separator} {member})?"
-            after = writer.rule(f"{name}_further", f"{further} {after}")
+            member = self._valued(f"{syntax.key_begin}{key}", syntax.values, part, name, key)
+            if not syntax.separator:
+                after = start = f"({member}) {after}" if key in required else f"({member})? {after}"
+                continue
+            member = writer.rule(name, member)
+            further = f"{writer.literal(syntax.separator)} {member}"
+            start = f"{member} {after}" if key in required else f"{member} {after} | {start}"
+            start = writer.rule(f"{name}_first", start)
+            after = writer.rule(f"{name}_more", f"{further} {after}" if key in required else f"({further})? {after}")
         return start
 
     def _valued(self, before: str, frames: ValueFrames, schema: Any, rule: str, key: str) -> str:
@@ -66,7 +67,7 @@ class ElementGrammar:
         kind = schema.get("type") if isinstance(schema, Mapping) else None
         if nested is None or kind not in ("object", "array"):
             return value_before(writer, self._tool, schema, rule, end)
-        if kind == "object" and schema.get("properties"):
+        if kind == "object" and _is_described(schema):
             self._check(schema, _OF_OBJECTS)
             return f"{writer.literal(nested.object_open)} {self.members(schema, rule, f'{nested.object_close}{end}')}"
         if kind == "array" and isinstance(schema.get("items"), Mapping):
@@ -88,9 +89,9 @@ class ElementGrammar:
         if not isinstance(schema, Mapping):
             return self._any(schema)
         keys = set(schema) - ANNOTATIONS
-        if keys == {"$ref"} and schema["$ref"] in self._definitions:
+        if keys == {"$ref"} and str(schema["$ref"]) in self._definitions:
             return self._kinds(self._definitions[schema["$ref"]])
-        if keys == {"anyOf"}:
+        if keys == {"anyOf"} and isinstance(schema["anyOf"], list):
             return [kind for each in schema["anyOf"] for kind in self._kinds(each)]
         if isinstance(schema.get("type"), list):
             return [{**schema, "type": each} for each in schema["type"]]
@@ -132,6 +133,12 @@ class ElementGrammar:
             raise ValueError(
                 f"tools: {self._tool.name}: {', '.join(sorted(others))} cannot be enforced in this model's form of calls"
             )
+
+
+def _is_described(schema: Mapping[str, Any]) -> bool:
+    """Whether an object's schema names its members."""
+    properties = schema.get("properties")
+    return bool(isinstance(properties, Mapping) and properties and isinstance(schema.get("required", []), list))
 
 
 def _definitions(parameters: Mapping[str, Any]) -> dict[str, Any]:

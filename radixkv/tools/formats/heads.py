@@ -48,10 +48,15 @@ class CallHead:
         filled = {NAME: name, ID: call_id, INDEX: str(index)}
         return _PLACE.sub(lambda place: filled[place[0]], self.text)
 
+    @property
+    def named(self) -> str:
+        """What follows `before`: the places, and all that is after them."""
+        return self.text.removeprefix(self.before)
+
     def expression(self, writer: GrammarWriter, name: str) -> str:
-        """A grammar expression for a call of this tool."""
-        parts = _PLACE.split(self.text.replace(NAME, name))
-        return " ".join(_TERMINALS.get(part) or writer.literal(part) for part in parts)
+        """A grammar expression for what follows `before` in a call of this tool."""
+        parts = _PLACE.split(self.named.replace(NAME, name))
+        return " ".join(_TERMINALS.get(part) or writer.literal(part) for part in parts if part)
 
     def read(self, source: AnswerSource) -> Parsing[tuple[str, str | None]]:
         """Take the text; the name in it, and the id if there is one.
@@ -61,7 +66,7 @@ class CallHead:
         """
         yield from expect(source, self.before)
         within, _ = yield from collect_until(source, [self._after])
-        places = self.text[len(self.before) : -len(self._after)]
+        places = self.named.removesuffix(self._after)
         pattern = "".join(_PATTERNS.get(part) or re.escape(part) for part in _PLACE.split(places))
         found = re.fullmatch(pattern, within)
         if found is None:
