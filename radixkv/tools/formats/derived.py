@@ -62,8 +62,8 @@ class DerivedFormat(CallFormat):
         return with_arguments_as_objects(message)
 
     def parse(self, source: AnswerSource) -> Parsing[None]:
+        ids: set[str] = set()
         while (yield from text_until(source, [self.begin])):
-            ids: set[str] = set()
             head: CallHead | None = self.first
             while head is not None and (yield from guarded_call(source, self._call(source, head, ids))):
                 source.mark()

@@ -30,7 +30,7 @@ class ElementNotation(ArgumentNotation):
     close: str
 
     @property
-    def literals(self) -> tuple[str, ...]:  # type: ignore[override]
+    def literals(self) -> tuple[str, ...]:
         return (self.close, *self.members.literals)
 
     def write(self, arguments: Mapping[str, Any]) -> str:

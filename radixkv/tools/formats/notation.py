@@ -15,13 +15,12 @@ from radixkv.tools.source import AnswerSource, Parsing
 
 
 class ArgumentNotation(ABC):
-    """How all arguments of a call are written.
+    """How all arguments of a call are written."""
 
-    Attributes:
-        literals: the texts that are in it whatever the arguments are.
-    """
-
-    literals: tuple[str, ...] = ()
+    @property
+    def literals(self) -> tuple[str, ...]:
+        """The texts that are in it whatever the arguments are."""
+        return ()
 
     @abstractmethod
     def write(self, arguments: Mapping[str, Any]) -> str:
