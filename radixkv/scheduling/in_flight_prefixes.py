@@ -8,6 +8,7 @@ In this last case, groups whose prompts do not fit into the tokens left in the s
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -77,10 +78,13 @@ class InFlightPrefixes:
 
     def is_in_flight(self, prefix: InFlightPrefix) -> bool:
         """Whether it will be published soon."""
-        owner = prefix.owner
+        return prefix.num_tokens > self.num_not_awaited(prefix.owner)
+
+    def num_not_awaited(self, owner: SequenceGroup) -> float:
+        """The longest prefix of a group's prompt that is not in flight: as it is published, or will not be, or not soon."""
         if owner not in self._owners or not _publishes(owner):
-            return False
-        return prefix.num_tokens > max(owner.sequences[0].num_computed, self._num_startable(owner))
+            return math.inf
+        return max(owner.sequences[0].num_computed, self._num_startable(owner))
 
     def awaited_by(self, group: SequenceGroup) -> InFlightPrefix | None:
         """What a group waited for when it was asked last whether it should wait; None: it need not."""

@@ -12,8 +12,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from sortedcontainers import SortedDict
+
 from radixkv.scheduling.fair_shares import FairShares, WaitsFor
-from radixkv.scheduling.in_flight_prefixes import InFlightPrefix, InFlightPrefixes
+from radixkv.scheduling.in_flight_prefixes import InFlightPrefixes
 from radixkv.scheduling.prefix_loads import PrefixLoads
 from radixkv.scheduling.request import SequenceGroup
 
@@ -30,8 +32,9 @@ class TenantWaits:
         self._shares = shares
         self._in_flight = in_flight
         self._loads = loads
-        # A tenant is in several if its groups wait for several; and stays, if its queue changes, until these are over.
-        self._for_prefixes: dict[InFlightPrefix, set[str]] = {}
+        # By owner and length. A tenant is in several if its groups wait for several; and stays, if its queue changes, until
+        # these are over.
+        self._for_prefixes: dict[SequenceGroup, SortedDict[int, set[str]]] = {}
         self._for_loads: dict[SequenceGroup, None] = {}
 
     def add(self, tenant: str, candidates: Sequence[SequenceGroup], first: SequenceGroup) -> None:
@@ -46,7 +49,8 @@ class TenantWaits:
             if prefix is None:
                 self._for_loads[group] = None
             else:
-                self._for_prefixes.setdefault(prefix, set()).add(tenant)
+                by_length = self._for_prefixes.setdefault(prefix.owner, SortedDict())
+                by_length.setdefault(prefix.num_tokens, set()).add(tenant)
         in_flight = self._in_flight.awaited_by(first) is not None
         self._shares.set_waits_for(tenant, WaitsFor.PREFIX if in_flight else WaitsFor.LOAD)
 
@@ -60,15 +64,21 @@ class TenantWaits:
         Args:
             owner: whose prefixes to look at; None: everybody's.
         """
-        over = [
-            prefix
-            for prefix in self._for_prefixes
-            if (owner is None or prefix.owner is owner) and not self._in_flight.is_in_flight(prefix)
-        ]
-        for prefix in over:
-            for tenant in self._for_prefixes.pop(prefix):
+        owners = list(self._for_prefixes) if owner is None else [owner]
+        return any([self._end_for_prefixes_of(each) for each in owners])
+
+    def _end_for_prefixes_of(self, owner: SequenceGroup) -> bool:
+        prefixes = self._for_prefixes.get(owner)
+        if prefixes is None:
+            return False
+        is_over, num_not_awaited = False, self._in_flight.num_not_awaited(owner)
+        while prefixes and prefixes.peekitem(0)[0] <= num_not_awaited:
+            for tenant in prefixes.popitem(0)[1]:
                 self._shares.set_waits_for(tenant, WaitsFor.TURN)
-        return bool(over)
+            is_over = True
+        if not prefixes:
+            del self._for_prefixes[owner]
+        return is_over
 
     def end_for_loads(self) -> bool:
         """The same of loads and look-ups."""

@@ -14,6 +14,7 @@ from support.prefix_load_driver import SHORT_STEM, SIZE, STEM, Driver, Loader, u
 from support.scheduler_driver import SchedulerDriver, prompt
 
 from radixkv.scheduling.fair_shares import FairShares, WaitsFor
+from radixkv.scheduling.in_flight_prefixes import InFlightPrefixes
 from radixkv.scheduling.prefix_loads import PrefixLoads
 from radixkv.scheduling.request import SequenceGroup
 from radixkv.scheduling.tenant_share import TenantShare
@@ -82,15 +83,20 @@ def waiting_for_a_prompt_in_progress_with_no_slot_free(num_tenants: int) -> Sche
     return waiting_for_a_prompt_in_progress(num_tenants, max_num_seqs=1)
 
 
-def waiting_for_a_prompt_without_tokens(num_tenants: int) -> SchedulerDriver:
+def waiting_for_a_prompt_without_tokens(num_tenants: int, lengths_differ: bool = False) -> SchedulerDriver:
     driver = SchedulerDriver(budget=64)
     driver.add(prompt(900), tenant="first")
     stalled = prompt(900)
     driver.add(stalled, tenant="stalled")
     driver.steps(2)
     for number in range(num_tenants):
-        driver.add([*stalled, number], tenant=f"{number}")
+        num_common = 400 + 4 * number if lengths_differ else len(stalled)
+        driver.add([*stalled[:num_common], number], tenant=f"{number}")
     return driver
+
+
+def waiting_for_parts_of_a_prompt_without_tokens(num_tenants: int) -> SchedulerDriver:
+    return waiting_for_a_prompt_without_tokens(num_tenants, lengths_differ=True)
 
 
 @pytest.mark.parametrize(
@@ -104,6 +110,7 @@ def waiting_for_a_prompt_without_tokens(num_tenants: int) -> SchedulerDriver:
         waiting_for_look_ups_before_a_prompt,
         waiting_for_a_prompt_in_progress_with_no_slot_free,
         waiting_for_a_prompt_without_tokens,
+        waiting_for_parts_of_a_prompt_without_tokens,
     ],
 )
 def test_a_step_takes_as_long_however_many_tenants_wait_for_prefixes(
@@ -123,6 +130,7 @@ def test_a_step_takes_as_long_however_many_tenants_wait_for_prefixes(
 
     counted(WaitingQueue, "candidates")
     counted(TenantUsage, "has_claim")
+    counted(InFlightPrefixes, "is_in_flight")
     work = []
     for num_tenants in (50, 100):
         driver = wait(num_tenants)
