@@ -65,7 +65,8 @@ class TenantWaits:
             owner: whose prefixes to look at; None: everybody's.
         """
         owners = list(self._for_prefixes) if owner is None else [owner]
-        return any([self._end_for_prefixes_of(each) for each in owners])
+        ended = [self._end_for_prefixes_of(each) for each in owners]
+        return any(ended)
 
     def _end_for_prefixes_of(self, owner: SequenceGroup) -> bool:
         prefixes = self._for_prefixes.get(owner)
