@@ -162,6 +162,8 @@ UNDERIVABLE = {
     "refused": "{% if message.tool_calls %}{{ raise_exception('no tools') }}{% endif %}",
     "name-alone": written_calls(f"<call>{NAME}</call>"),
     "bare-json": written_calls(JSON_CALL),
+    "word": written_calls(f"call {NAME} with {ARGUMENTS}"),
+    "words": written_calls(f"Action: {NAME}\nAction Input: {ARGUMENTS}\n"),
     "bare-list": written_calls(JSON_CALL, "[", ", ", "]"),
     "python": written_calls(
         f"{NAME}({{% for key, value in call.function.arguments | items %}}{{{{ key }}}}={VALUE}{{% endfor %}})",

@@ -18,8 +18,8 @@ from radixkv.tools.formats.heads import ID, INDEX, NAME, CallHead
 
 _PLACES = MappingProxyType({**dict.fromkeys(NAMES, NAME), **dict.fromkeys(IDS, ID)})
 _PLACE = re.compile("|".join(_PLACES))
-# Where no tag begins calls, what may. JSON, or a call in Python's syntax, may as well be the text of an answer.
-_WORDS = re.compile(r"[^\s({\[\"'].{2,}")
+# Where no tag begins calls, what may. JSON, a call in Python's syntax and words may as well be the text of an answer.
+_MARKED_WORDS = re.compile(r"(?=.*([<>|]|```))[^\s({\[\"'].{2}", re.DOTALL)
 _DIFFICULT: Mapping[str, Any] = MappingProxyType({"key_a": 'Is "a < b"\n and \\ <b>{}</b> so?', **NUMBERS})
 
 
@@ -125,9 +125,11 @@ def _trigger(segments: Segmenter, first: str, plain: str) -> str:
     text = CallHead(first).before
     marker, *others = segments.split(text) or [""]
     if not segments.is_marker(marker):
-        marker, *others = [text.partition("\n")[0].rstrip()]
-        if not _WORDS.fullmatch(marker):
+        lines = itertools.accumulate(text.splitlines(keepends=True))
+        found = next(filter(_MARKED_WORDS.match, lines), None)
+        if found is None:
             raise NotDerivableError
+        marker, others = found.rstrip(), []
     while marker in plain:
         if not others:
             raise NotDerivableError
