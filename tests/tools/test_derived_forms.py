@@ -84,6 +84,18 @@ def test_it_is_written_as_the_template_writes_it(name: str) -> None:
         assert written == rendered(template)
 
 
+@pytest.mark.parametrize("schema", [{"anyOf": [{"type": "string"}, {"type": "null"}]}, {"enum": ["text", None]}, {}])
+@pytest.mark.parametrize("value", ["text", None])
+def test_where_frames_tell_strings_one_is_written_as_such_whatever_else_is_allowed(schema: Any, value: Any) -> None:
+    tool = {"type": "function", "function": {"name": "send", "parameters": {"properties": {"value": schema}}}}
+    tokenizer = make_tokenizer(chatml("", DERIVABLE["typed-elements"]))
+    form = ChatFormat.of(tokenizer).answer_form("", options("required", tools=[tool]))
+    assert form is not None
+    text = form.format.calls.write_calls([("send", {"value": value})])
+    assert Grammar(form, tokenizer).accepts(text)
+    assert functions(read(form, text)) == [("send", {"value": value})]
+
+
 def test_ids_are_those_that_the_model_wrote() -> None:
     """Kimi K2's ids have the name and a number, and its template writes them alone."""
     form = form_of("kimi")

@@ -105,6 +105,50 @@ def test_a_strict_schema_that_cannot_be_enforced_is_refused(name: str, schema: d
     Grammar(form, tokenizer)
 
 
+def test_a_strict_value_without_type_whose_schema_says_more_is_refused_where_it_is_not_json() -> None:
+    form, _ = form_for("gemma", {"properties": {"value": {"oneOf": [{"type": "integer"}]}}}, strict=True)
+    with pytest.raises(ValueError, match="tools: send: oneOf cannot be enforced in this model's form of calls"):
+        form.frame(content_is_constrained=False)
+
+
+@pytest.mark.parametrize("name", NOTATIONS)
+@pytest.mark.parametrize("value", ["text", '"quoted" text', '"quoted"', "[1]", "{x", "{}", "", "1.5", 3, None])
+@pytest.mark.parametrize(
+    "schema",
+    [{"type": ["integer", "string", "null"]}, {"anyOf": [{"$ref": "#/$defs/Text"}, {"type": "null"}, {"enum": [3]}]}],
+)
+def test_text_is_a_string_where_other_values_are_allowed_as_well(name: str, value: Any, schema: dict[str, Any]) -> None:
+    parameters = {"properties": {"value": schema, "list": {"type": "array", "items": schema}}}
+    form, tokenizer = form_for(name, {**parameters, "$defs": {"Text": {"type": "string"}}})
+    arguments = {"value": value, "list": [value, value]}
+    text = calls_of(name).write_calls([("send", arguments)])
+    assert Grammar(form, tokenizer).accepts(text)
+    for pieces in ([text], text):
+        assert functions(read(form, pieces)) == [("send", arguments)]
+
+
+@pytest.mark.parametrize("name", NOTATIONS)
+def test_text_with_the_definition_of_a_string_is_one(name: str) -> None:
+    parameters = {"properties": {"value": {"$ref": "#/$defs/Text"}}, "$defs": {"Text": {"type": "string"}}}
+    form, tokenizer = form_for(name, parameters)
+    text = calls_of(name).write_calls([("send", {"value": "3"})])
+    assert Grammar(form, tokenizer).accepts(text)
+    assert functions(read(form, text)) == [("send", {"value": "3"})]
+
+
+@pytest.mark.parametrize("name", NOTATIONS)
+def test_a_list_that_is_too_deep_to_be_read_is_no_argument(name: str) -> None:
+    form, _ = form_for(name, {"properties": {"value": {"type": "array"}}})
+    value: list[Any] = [True]
+    for _ in range(60):
+        value = [value]
+    text = calls_of(name).write_calls([("send", {"value": value})])
+    assert functions(read(form, [text])) == [("send", {"value": value})]
+    (begin, end) = ("[", "]") if name == "gemma" else ("]m[<item>", "]m[</item>")
+    (call,) = read(form, [text.replace(begin * 60, begin * 2000).replace(end * 60, end * 2000)]).tool_calls
+    assert (call.name, call.arguments) == ("send", "")
+
+
 @pytest.mark.parametrize(
     "value", ["text", 3, None, [], {}, ["a", 1, {"b": [True]}], {"a": {"b": {"c": "d"}}, "e": [[]]}]
 )

@@ -10,6 +10,6 @@
         heads.py              what stands before the arguments of its calls
         notation.py           its arguments as one JSON object
           elements.py         its arguments one by one
-            element_syntax.py, element_grammar.py, element_reading.py
+            element_syntax.py, schema_kinds.py, element_grammar.py, element_reading.py
     argument_values.py        values that stand by themselves, as text or JSON
 """

@@ -8,6 +8,7 @@ from typing import Any
 from radixkv.tools.definitions import Tool
 from radixkv.tools.formats.argument_values import described_properties, is_string, value_before
 from radixkv.tools.formats.element_syntax import KEY, Members, Nested, ValueFrames
+from radixkv.tools.formats.schema_kinds import SchemaKinds, names_kind
 from radixkv.tools.grammar import ANNOTATIONS, GrammarWriter, escaped
 
 _OF_OBJECTS = frozenset({"type", "properties", "required", "additionalProperties", *ANNOTATIONS})
@@ -28,7 +29,7 @@ class ElementGrammar:
         self._syntax = syntax
         self._writer = writer
         self._tool = tool
-        self._definitions = _definitions(tool.parameters)
+        self._kinds = SchemaKinds(tool.parameters)
 
     def members(self, schema: Mapping[str, Any], rule: str, close: str) -> str:
         """An expression for the members of an object, and what follows the last one.
@@ -56,11 +57,26 @@ class ElementGrammar:
     def _valued(self, before: str, frames: ValueFrames, schema: Any, rule: str, key: str) -> str:
         """An expression for a value in its frame, of each kind that the schema allows."""
         parts = []
-        for index, kind in enumerate(self._kinds(schema)):
+        for index, kind in enumerate(self._kinds_of(schema)):
             frame = frames.strings if is_string(kind) else frames.others
             begin = self._writer.literal(f"{before}{frame.begin}")
             parts.append(f"{begin} {self._value(kind, f'{rule}_{index}', frame.end.replace(KEY, key))}")
         return " | ".join(parts)
+
+    def _kinds_of(self, schema: Any) -> Sequence[Any]:
+        if not self._syntax.splits_kinds:
+            return [schema]
+        return [each for kind in self._kinds.of(schema) for each in self._any_of(kind)]
+
+    def _any_of(self, kind: Any) -> Sequence[Any]:
+        """The kinds of a value whose kind is not named: JSON, where a value does not show it or the schema says more."""
+        if names_kind(kind) or not self._syntax.shows_kinds:
+            return [kind]
+        if isinstance(kind, Mapping) and not set(kind) <= ANNOTATIONS:
+            if self._syntax.nested is None:
+                return [kind]
+            self._check(kind, ANNOTATIONS)
+        return [{"type": each} for each in ("string", "object", "array", _ANY_SCALAR)]
 
     def _value(self, schema: Any, rule: str, end: str) -> str:
         writer, nested = self._writer, self._syntax.nested
@@ -81,31 +97,6 @@ class ElementGrammar:
         if not writer.has_rule("any_object"):
             self._add_any(nested)
         return f"{'any_object' if kind == 'object' else 'any_list'} {writer.literal(end)}"
-
-    def _kinds(self, schema: Any) -> Sequence[Any]:
-        """Schemas of one type each, which together allow what a schema allows, or more."""
-        if self._syntax.nested is None:
-            return [schema]
-        if not isinstance(schema, Mapping):
-            return self._any(schema)
-        keys = set(schema) - ANNOTATIONS
-        if keys == {"$ref"} and str(schema["$ref"]) in self._definitions:
-            return self._kinds(self._definitions[schema["$ref"]])
-        if keys == {"anyOf"} and isinstance(schema["anyOf"], list):
-            return [kind for each in schema["anyOf"] for kind in self._kinds(each)]
-        if isinstance(schema.get("type"), list):
-            return [{**schema, "type": each} for each in schema["type"]]
-        values = [schema["const"]] if "const" in schema else schema.get("enum")
-        if isinstance(values, list) and "type" not in schema:
-            strings = [value for value in values if isinstance(value, str)]
-            others = [value for value in values if not isinstance(value, str)]
-            return [{"enum": each} for each in (strings, others) if each]
-        return [schema] if "type" in schema else self._any(schema)
-
-    def _any(self, schema: Any) -> Sequence[Any]:
-        """The kinds of any value; where a value does not show its kind, it is JSON."""
-        kinds = ({"type": "string"}, {"type": "object"}, {"type": "array"}, {"type": _ANY_SCALAR})
-        return kinds if self._syntax.shows_kinds else [schema]
 
     def _add_any(self, nested: Nested) -> None:
         """Add the rules of objects and lists that are not described."""
@@ -139,28 +130,3 @@ def _is_described(schema: Mapping[str, Any]) -> bool:
     """Whether an object's schema names its members."""
     properties = schema.get("properties")
     return bool(isinstance(properties, Mapping) and properties and isinstance(schema.get("required", []), list))
-
-
-def _definitions(parameters: Mapping[str, Any]) -> dict[str, Any]:
-    """Schemas by the references to them, without those that have themselves within them."""
-    schemas = {
-        f"#/{key}/{name}": schema
-        for key in ("$defs", "definitions")
-        if isinstance(parameters.get(key), Mapping)
-        for name, schema in parameters[key].items()
-    }
-    return {name: schema for name, schema in schemas.items() if not _leads_to(name, schema, schemas, set())}
-
-
-def _leads_to(name: str, part: Any, schemas: Mapping[str, Any], seen: set[str]) -> bool:
-    """Whether references in a part of a schema lead to the schema of this name."""
-    if isinstance(part, list):
-        return any(_leads_to(name, each, schemas, seen) for each in part)
-    if not isinstance(part, Mapping):
-        return False
-    target = part.get("$ref")
-    if isinstance(target, str) and target not in seen:
-        seen.add(target)
-        if target == name or _leads_to(name, schemas.get(target), schemas, seen):
-            return True
-    return any(_leads_to(name, each, schemas, seen) for each in part.values())

@@ -2,19 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
 from radixkv.tools.formats.argument_values import ArgumentsAsJson, as_json, described_properties, is_string
 from radixkv.tools.formats.base import json_text
 from radixkv.tools.formats.element_syntax import KEY, Members, ValueFrame, ValueFrames
+from radixkv.tools.formats.schema_kinds import SchemaKinds
 from radixkv.tools.json_calls import json_text_before, json_value_text
 from radixkv.tools.pieces import ToolCallBegin
-from radixkv.tools.source import AnswerSource, Parsing, collect_until, expect, follows, starts_with
+from radixkv.tools.source import AnswerSource, MalformedCallError, Parsing, collect_until, expect, follows, starts_with
 
 # Of a value that is not described.
 _ANY: Mapping[str, Any] = MappingProxyType({})
+# Of lists and objects, which are read by recursion.
+_MAX_DEPTH = 64
+# Values that may be written as nothing, the likeliest first.
+_EMPTY = MappingProxyType({"string": '""', "array": "[]", "object": "{}"})
+_NAMES_OF_TYPES: Mapping[type, Sequence[str]] = MappingProxyType(
+    {bool: ("boolean",), int: ("integer", "number"), float: ("number",), type(None): ("null",)}
+)
 
 
 def read_arguments(source: AnswerSource, begun: ToolCallBegin, syntax: Members, close: str) -> Parsing[None]:
@@ -25,7 +34,7 @@ def read_arguments(source: AnswerSource, begun: ToolCallBegin, syntax: Members, 
     """
     tool = source.tools[begun.name]
     arguments, schemas = ArgumentsAsJson(begun, tool), described_properties(tool.parameters)
-    reader = _Reader(source, syntax)
+    reader = _Reader(source, syntax, SchemaKinds(tool.parameters))
     separator = ""
     while not (yield from starts_with(source, close)):
         yield from expect(source, separator)
@@ -38,9 +47,11 @@ def read_arguments(source: AnswerSource, begun: ToolCallBegin, syntax: Members, 
 class _Reader:
     """Reads members, and values as JSON text."""
 
-    def __init__(self, source: AnswerSource, syntax: Members) -> None:
+    def __init__(self, source: AnswerSource, syntax: Members, kinds: SchemaKinds) -> None:
         self._source = source
         self._syntax = syntax
+        self._kinds = kinds
+        self._depth = 0  # of the lists and objects that are being read
 
     def member(self, schemas: Mapping[str, Any]) -> Parsing[tuple[str, str]]:
         """A key and its value.
@@ -74,7 +85,11 @@ class _Reader:
         """The frame of a value, which shows in how it begins, or in the schema."""
         if frames.tell_strings:
             return found
-        return frames.strings if is_string(schema) else frames.others
+        return frames.strings if all(map(is_string, self._kinds_of(schema))) else frames.others
+
+    def _kinds_of(self, schema: Any) -> Sequence[Any]:
+        """What the grammar allows for the schema."""
+        return self._kinds.of(schema) if self._syntax.splits_kinds else [schema]
 
     def _value(self, frame: ValueFrame, frames: ValueFrames, schema: Any, key: str) -> Parsing[str]:
         """A value, after the beginning of its frame, and the end of that."""
@@ -83,17 +98,35 @@ class _Reader:
         if frame is frames.strings:
             text, _ = yield from collect_until(source, [end])
             return json_text(text)
-        kind = schema.get("type") if isinstance(schema, Mapping) else None
-        if nested is not None:
-            if kind != "object" and (yield from self._opens(nested.list_open, nested.items.others.begin)):
-                return (yield from self._list(schema, end))
-            if kind != "array" and (yield from self._opens(nested.object_open, self._syntax.key_begin)):
-                return (yield from self._object(schema, end))
-            if kind in ("object", "array") and (yield from starts_with(source, end)):
-                return "{}" if kind == "object" else "[]"
+        if nested is None:
+            return as_json((yield from json_text_before(source, end)), schema)
+        kinds = self._kinds_of(schema)
+        types = [kind.get("type") if isinstance(kind, Mapping) else None for kind in kinds]
+        if end and (yield from starts_with(source, end)):
+            return next((text for kind, text in _EMPTY.items() if kind in types), json_text(""))
+        if (None in types or "array" in types) and (
+            yield from self._opens(nested.list_open, nested.items.others.begin)
+        ):
+            return (yield from self._within(self._list(_of_type("array", kinds), end)))
+        if (None in types or "object" in types) and (
+            yield from self._opens(nested.object_open, self._syntax.key_begin)
+        ):
+            return (yield from self._within(self._object(_of_type("object", kinds), end)))
         if not end:
             return as_json((yield from json_value_text(source)), _ANY)
-        return as_json((yield from json_text_before(source, end)), schema)
+        if frames.tell_strings or not any(map(is_string, kinds)):
+            return as_json((yield from json_text_before(source, end)), schema)
+        text, _ = yield from collect_until(source, [end])
+        return text if _is_other_than_string(text, kinds) else json_text(text)
+
+    def _within(self, value: Parsing[str]) -> Parsing[str]:
+        """A list or an object."""
+        self._depth += 1
+        if self._depth > _MAX_DEPTH:
+            raise MalformedCallError
+        text = yield from value
+        self._depth -= 1
+        return text
 
     def _opens(self, opening: str, first: str) -> Parsing[bool]:
         """Whether a list or an object begins; ``opening`` is then taken."""
@@ -119,3 +152,19 @@ class _Reader:
             yield from expect(self._source, nested.separator if items else "")
             items.append((yield from self._item(nested.items, item_schema)))
         return f"[{', '.join(items)}]"
+
+
+def _of_type(name: str, kinds: Sequence[Any]) -> Any:
+    return next((kind for kind in kinds if isinstance(kind, Mapping) and kind.get("type") == name), _ANY)
+
+
+def _is_other_than_string(text: str, kinds: Sequence[Any]) -> bool:
+    """Whether a text is JSON of one of these kinds, and none of a string."""
+    try:
+        value = json.loads(text, parse_constant=int)
+    except (ValueError, RecursionError):
+        return False
+    names = _NAMES_OF_TYPES.get(type(value), ())
+    return any(
+        kind.get("type") in names or value in kind.get("enum", ()) for kind in kinds if isinstance(kind, Mapping)
+    )

@@ -81,9 +81,14 @@ class Members:
     nested: Nested | None = None
 
     @property
+    def splits_kinds(self) -> bool:
+        """Whether values of different kinds are written in different ways, where a schema allows several."""
+        return self.nested is not None or self.values.tell_strings
+
+    @property
     def shows_kinds(self) -> bool:
         """Whether a value shows what kind it is of, so that it needs no schema to be read."""
-        return self.nested is not None and self.values.tell_strings and self.nested.items.tell_strings
+        return self.values.tell_strings and (self.nested is None or self.nested.items.tell_strings)
 
     @property
     def literals(self) -> tuple[str, ...]:
