@@ -106,9 +106,7 @@ def json_text_before(source: AnswerSource, end: str) -> Parsing[str]:
     Raises:
         MalformedCallError: the value is incomplete, or something else follows.
     """
-    while not source:
-        if not (yield from more(source)):
-            raise MalformedCallError
+    yield from skip_whitespace(source)  # which grammars allow there
     if source.peek(1) not in _BEGINS_OF_LONG_VALUES:
         text, _ = yield from collect_until(source, [end])
         return text

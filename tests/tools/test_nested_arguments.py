@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from functools import cache
 from typing import Any
 
@@ -125,6 +126,23 @@ def test_text_is_a_string_where_other_values_are_allowed_as_well(name: str, valu
     assert Grammar(form, tokenizer).accepts(text)
     for pieces in ([text], text):
         assert functions(read(form, pieces)) == [("send", arguments)]
+
+
+@pytest.mark.parametrize("name", NOTATIONS)
+@pytest.mark.parametrize("written", [" 3", " null"])
+def test_white_space_that_the_grammar_allows_before_json_is_no_part_of_it(name: str, written: str) -> None:
+    form, tokenizer = form_for(name, {"properties": {"value": {"type": ["integer", "null"]}}})
+    text = calls_of(name).write_calls([("send", {"value": 70571})]).replace("70571", written)
+    assert Grammar(form, tokenizer).accepts(text)
+    for pieces in ([text], text):
+        assert functions(read(form, pieces)) == [("send", {"value": json.loads(written)})]
+
+
+def test_json_of_an_object_is_one_where_text_is_allowed_as_well() -> None:
+    form, tokenizer = form_for("minimax_m3", {"properties": {"value": {"type": ["string", "object"]}}})
+    text = calls_of("minimax_m3").write_calls([("send", {"value": '{"a": 1}'})])
+    assert Grammar(form, tokenizer).accepts(text)
+    assert functions(read(form, text)) == [("send", {"value": {"a": 1}})]
 
 
 @pytest.mark.parametrize("name", NOTATIONS)

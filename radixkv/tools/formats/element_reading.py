@@ -13,7 +13,16 @@ from radixkv.tools.formats.element_syntax import KEY, Members, ValueFrame, Value
 from radixkv.tools.formats.schema_kinds import SchemaKinds
 from radixkv.tools.json_calls import json_text_before, json_value_text
 from radixkv.tools.pieces import ToolCallBegin
-from radixkv.tools.source import AnswerSource, MalformedCallError, Parsing, collect_until, expect, follows, starts_with
+from radixkv.tools.source import (
+    AnswerSource,
+    MalformedCallError,
+    Parsing,
+    collect_until,
+    expect,
+    follows,
+    skip_whitespace,
+    starts_with,
+)
 
 # Of a value that is not described.
 _ANY: Mapping[str, Any] = MappingProxyType({})
@@ -22,7 +31,14 @@ _MAX_DEPTH = 64
 # Values that may be written as nothing, the likeliest first.
 _EMPTY = MappingProxyType({"string": '""', "array": "[]", "object": "{}"})
 _NAMES_OF_TYPES: Mapping[type, Sequence[str]] = MappingProxyType(
-    {bool: ("boolean",), int: ("integer", "number"), float: ("number",), type(None): ("null",)}
+    {
+        bool: ("boolean",),
+        int: ("integer", "number"),
+        float: ("number",),
+        type(None): ("null",),
+        list: ("array",),
+        dict: ("object",),
+    }
 )
 
 
@@ -113,6 +129,7 @@ class _Reader:
         ):
             return (yield from self._within(self._object(_of_type("object", kinds), end)))
         if not end:
+            yield from skip_whitespace(source)
             return as_json((yield from json_value_text(source)), _ANY)
         if frames.tell_strings or not any(map(is_string, kinds)):
             return as_json((yield from json_text_before(source, end)), schema)
