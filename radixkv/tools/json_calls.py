@@ -15,7 +15,6 @@ from radixkv.tools.source import (
     Parsing,
     collect_until,
     expect,
-    more,
     skip_whitespace,
 )
 

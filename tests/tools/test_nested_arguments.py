@@ -203,6 +203,7 @@ def test_an_object_that_has_itself_within_it_is_any_object_there() -> None:
         {"$ref": ["#/$defs/Address"]},
         {"$ref": "#/$defs/Missing"},
         {"type": "array", "items": [{"type": "string"}]},
+        {"type": ["string", ["object"]], "enum": 3},
         True,
     ],
 )
@@ -211,3 +212,6 @@ def test_a_malformed_part_of_a_schema_does_not_break_the_rest(name: str, schema:
     frame = form.frame(content_is_constrained=False)
     assert frame is not None
     assert "send" in frame.lark
+    for value in ({"a": "b"}, ["a"], "a", 3):
+        (call,) = read(form, calls_of(name).write_calls([("send", {"value": value})])).tool_calls
+        assert call.name == "send"

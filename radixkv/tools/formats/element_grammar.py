@@ -8,7 +8,7 @@ from typing import Any
 from radixkv.tools.definitions import Tool
 from radixkv.tools.formats.argument_values import described_properties, is_string, value_before
 from radixkv.tools.formats.element_syntax import KEY, Members, Nested, ValueFrames
-from radixkv.tools.formats.schema_kinds import SchemaKinds, names_kind
+from radixkv.tools.formats.schema_kinds import SchemaKinds, names_kind, names_members
 from radixkv.tools.grammar import ANNOTATIONS, GrammarWriter, escaped
 
 _OF_OBJECTS = frozenset({"type", "properties", "required", "additionalProperties", *ANNOTATIONS})
@@ -83,7 +83,7 @@ class ElementGrammar:
         kind = schema.get("type") if isinstance(schema, Mapping) else None
         if nested is None or kind not in ("object", "array"):
             return value_before(writer, self._tool, schema, rule, end)
-        if kind == "object" and _is_described(schema):
+        if kind == "object" and names_members(schema):
             self._check(schema, _OF_OBJECTS)
             return f"{writer.literal(nested.object_open)} {self.members(schema, rule, f'{nested.object_close}{end}')}"
         if kind == "array" and isinstance(schema.get("items"), Mapping):
@@ -124,9 +124,3 @@ class ElementGrammar:
             raise ValueError(
                 f"tools: {self._tool.name}: {', '.join(sorted(others))} cannot be enforced in this model's form of calls"
             )
-
-
-def _is_described(schema: Mapping[str, Any]) -> bool:
-    """Whether an object's schema names its members."""
-    properties = schema.get("properties")
-    return bool(isinstance(properties, Mapping) and properties and isinstance(schema.get("required", []), list))

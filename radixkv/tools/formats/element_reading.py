@@ -10,7 +10,7 @@ from typing import Any
 from radixkv.tools.formats.argument_values import ArgumentsAsJson, as_json, described_properties, is_string
 from radixkv.tools.formats.base import json_text
 from radixkv.tools.formats.element_syntax import KEY, Members, ValueFrame, ValueFrames
-from radixkv.tools.formats.schema_kinds import SchemaKinds
+from radixkv.tools.formats.schema_kinds import SchemaKinds, names_members
 from radixkv.tools.json_calls import json_text_before, json_value_text
 from radixkv.tools.pieces import ToolCallBegin
 from radixkv.tools.source import (
@@ -151,8 +151,7 @@ class _Reader:
 
     def _object(self, schema: Any, end: str) -> Parsing[str]:
         assert self._syntax.nested is not None
-        described = isinstance(schema, Mapping) and isinstance(schema.get("properties"), Mapping)
-        schemas = described_properties(schema) if described else _ANY
+        schemas = described_properties(schema) if names_members(schema) else _ANY
         members: list[str] = []
         while not (yield from starts_with(self._source, f"{self._syntax.nested.object_close}{end}")):
             yield from expect(self._source, self._syntax.separator if members else "")
@@ -182,6 +181,8 @@ def _is_other_than_string(text: str, kinds: Sequence[Any]) -> bool:
     except (ValueError, RecursionError):
         return False
     names = _NAMES_OF_TYPES.get(type(value), ())
-    return any(
-        kind.get("type") in names or value in kind.get("enum", ()) for kind in kinds if isinstance(kind, Mapping)
-    )
+    for kind in kinds:
+        values = kind.get("enum") if isinstance(kind, Mapping) else None
+        if (isinstance(kind, Mapping) and kind.get("type") in names) or (isinstance(values, list) and value in values):
+            return True
+    return False

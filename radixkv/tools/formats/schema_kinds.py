@@ -53,6 +53,12 @@ def names_kind(schema: Any) -> bool:
     return isinstance(schema, Mapping) and not schema.keys().isdisjoint(("type", "enum", "const"))
 
 
+def names_members(schema: Mapping[str, Any]) -> bool:
+    """Whether an object's schema names its members."""
+    properties = schema.get("properties")
+    return bool(isinstance(properties, Mapping) and properties and isinstance(schema.get("required", []), list))
+
+
 def _leads_to(name: str, part: Any, schemas: Mapping[str, Any], seen: set[str]) -> bool:
     """Whether references in a part of a schema lead to the schema of this name."""
     if isinstance(part, list):
