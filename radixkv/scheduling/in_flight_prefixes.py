@@ -45,13 +45,13 @@ class InFlightPrefixes:
     def begin_step(self, running: Iterable[SequenceGroup]) -> None:
         """Forget which owners got no tokens in the step before, and look at what runs."""
         self._stalled_before, self._stalled = self._stalled, {}
-        self._num_cached.clear()
         self.look_at(running)
 
     def look_at(self, running: Iterable[SequenceGroup]) -> None:
         """These groups run now."""
         self._owners.clear()
         self._by_block.clear()
+        self._num_cached.clear()
         for group in running:
             self.add(group)
 

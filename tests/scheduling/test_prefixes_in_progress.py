@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 from support.scheduler_driver import STEMS, SchedulerDriver, numbers, prompt, steps_to_first_token, tail
 
+from radixkv.scheduling.in_flight_prefixes import InFlightPrefix, InFlightPrefixes
 from radixkv.scheduling.request import Request
 
 
@@ -124,6 +126,23 @@ def test_what_waits_for_a_prompt_without_tokens_starts_once_others_have_computed
     driver.step()
     assert owner.sequences[0].num_computed == 16
     assert waits in driver.admitted
+
+
+def test_what_others_have_computed_of_a_prompt_without_tokens_is_counted_before_others_give_way() -> None:
+    """It was that of the step before, if that had asked for it: so who started depended on who had been looked at."""
+    driver = SchedulerDriver(budget=16)
+    driver.add(range(40))
+    driver.step()
+    (owner,) = driver.scheduler.running
+    prefixes = InFlightPrefixes(driver.cache)
+    prefixes.look_at([owner])
+    prefixes.note_stalled(owner, num_tokens_left=8)
+    assert prefixes.is_in_flight(InFlightPrefix(owner, 32))
+    table = driver.cache.open_fill(np.arange(28, dtype=np.int32))
+    driver.cache.reserve(table, 28)
+    driver.cache.append(table, range(16, 28))
+    prefixes.look_at([owner])
+    assert not prefixes.is_in_flight(InFlightPrefix(owner, 32))
 
 
 def test_what_waits_for_a_prefix_waits_for_its_last_token_too() -> None:
