@@ -225,7 +225,8 @@ class SamplingParams:
                 or a number of tokens is beyond ``vocab_size``; the message names it.
         """
         params = replace(self)
-        _refuse_other_fields("sampling_params", vars(self), vars(params), SAMPLING)
+        # `replace` has checked ``best_of``, which is not kept.
+        _refuse_other_fields("sampling_params", vars(self), {**vars(params), "best_of": None}, SAMPLING)
         for name, ids in (
             ("logit_bias", params.biases),
             ("stop_token_ids", params.end_token_ids),
@@ -305,7 +306,7 @@ def _refuse_other_fields(
     argument: str, given: Mapping[str, Any], known: Mapping[str, Any], vllm_options: Mapping[str, VllmOption]
 ) -> None:
     """Refuse what a program assigned to a name that the parameters do not have, as it would have no effect."""
-    if given.keys() == known.keys():
+    if given.keys() <= known.keys():
         return
     others = {name: value for name, value in given.items() if name not in known}
     for name in without_vllm_options(others, vllm_options):

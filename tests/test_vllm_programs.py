@@ -101,6 +101,7 @@ def test_an_assignment_without_effect_is_refused(tiny: LLM) -> None:
     """A misspelt field kept the default."""
     params: Any = SamplingParams(max_tokens=1)
     params.skip_clone = True  # vLLM's, which changes nothing
+    params.best_of = 1  # equal to n
     tokens(tiny, [IDS], params)
     params.temperatur = 0.5
     with pytest.raises(TypeError, match=r"^sampling_params: unknown field 'temperatur'; did you mean temperature\?$"):
