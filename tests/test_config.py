@@ -166,13 +166,25 @@ def test_defaults_of_a_device_fill_only_what_was_left_open() -> None:
     assert all(narrowed == set(defaults) for defaults in DEVICE_DEFAULTS.values())
 
 
+class UserTokenizer:
+    """The least that an object must have to be taken for a tokenizer; it cannot be hashed."""
+
+    def __eq__(self, other: object) -> bool:
+        return self is other
+
+    def __call__(self, text: str) -> None:
+        raise AssertionError("nothing is tokenized")
+
+    convert_ids_to_tokens = __call__
+
+
 def test_an_engine_is_made_of_a_loaded_model_and_a_config(tmp_path: Path) -> None:
     """Also from what cannot be hashed or is no plain value: a loaded model, a torch dtype, a device, a path."""
     loaded = load_model(build_supported("llama"), ModelConfig(dtype=torch.float32, device=torch.device("cpu")))
     engine = Engine(loaded, EngineConfig(block_size=4, num_blocks=30, record_trace=tmp_path / "trace.jsonl"))
     assert (engine.cache.block_size, engine.cache.num_blocks, engine.max_num_seqs) == (4, 30, 64)
     assert not engine.async_scheduling
-    tokenizer: Any = ["an object that cannot be hashed"]
+    tokenizer: Any = UserTokenizer()
     llm = LLM(build_supported("llama"), tokenizer=tokenizer, dtype=torch.float32, block_size=4, num_blocks=30)
     assert llm.get_tokenizer() is tokenizer
 
