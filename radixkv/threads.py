@@ -155,7 +155,7 @@ def run_with_deep_stack(function: Callable[[], _T]) -> _T:
 
 
 def call_in_loop(loop: asyncio.AbstractEventLoop, function: Callable[[], object]) -> None:
-    """Have an event loop call a function soon, from any thread. Where it is closed, nobody is left who waits for that."""
+    """Have an event loop call a function soon, from any thread. Where it is closed, nothing is called."""
     try:
         loop.call_soon_threadsafe(function)
     except RuntimeError:

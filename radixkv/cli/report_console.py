@@ -10,7 +10,7 @@ from rich.console import Console
 
 
 class _UnreadConsole(Console):
-    """If nobody reads standard output any more, prints nothing, and does not end the program."""
+    """If standard output is no longer read, prints nothing, and does not end the program."""
 
     def on_broken_pipe(self) -> None:
         self.quiet = True

@@ -155,7 +155,7 @@ class ReplicaSet:
             await asyncio.sleep(_SECONDS_BETWEEN_LOOKS)
             is_busy = self.streams.num_on(client) or client in self._calls
             num_without = 0 if is_busy else num_without + 1
-        member.client = None  # so that nobody asks it while its connections are closed
+        member.client = None  # so that no call is begun while its connections are closed
         await self._stop_following(member)
         if client is not None:
             await client.aclose()

@@ -107,7 +107,7 @@ def run_ingress(
         await together.set_tenants(tenants.shares)  # there is no replica yet: each learns it before it is up
         membership = Membership(together, wanted)
         try:
-            limited: ReplicaSet | ClusterLLM = together  # what is told the tenants' shares
+            limited: ReplicaSet | ClusterLLM = together  # whose tenants' shares a reload sets
             reload_keys = None
             if config.keys_file is not None:
                 reload_keys = KeysReload(Path(config.keys_file), tenants, lambda shares: limited.set_tenants(shares))
@@ -135,7 +135,7 @@ def run_ingress(
             name = f"{ingress.service.model_name} by {len(together.wanted)} replicas"
             return await serve(ingress.llm, config, name, ingress, listener, metrics_listener, drain=drain)
         finally:
-            reload_signal.call(None)  # a replica that joins now would be left by nobody
+            reload_signal.call(None)  # nothing would disconnect a replica that joins now
             await membership.close()
             await together.close()
 

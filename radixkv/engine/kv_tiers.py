@@ -196,7 +196,7 @@ class KVTiers:
         return self._writer.flush(max(0.0, deadline - time.monotonic())) and not self._moves.has_wanted
 
     def send_some(self) -> bool:
-        """End loads that nobody waits for, and send some of the blocks that are due to go down; False: there are none.
+        """End loads that no request waits for, and send some of the blocks that are due to go down; False: there are none.
 
         Not during a step. It waits a moment if the blocks cannot be queued yet.
         """

@@ -44,7 +44,7 @@ class TenantPins:
 
     A tenant may have `MAX_PINS` pins, and a quarter of the blocks that may be pinned in all; beyond that, its own oldest pins
     are released. When all tenants together have used up the blocks that may be pinned, the tenant with the most gives up its
-    oldest pins to one with fewer. If there is still no room, nobody gives up anything.
+    oldest pins to one with fewer. If there is still no room, no pin is released.
 
     A pin that continues an earlier one, as the turns of a chat do, replaces it, unless the earlier one lives longer; then
     their common blocks count once. Blocks that are shared by pins which branch count twice.

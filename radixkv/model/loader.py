@@ -209,8 +209,8 @@ def _read_own_tokenizer(folder: Path, name: str) -> Any:
 
 
 def _fingerprint(unprepared: _Unprepared, quantization: str | None, is_wanted: bool) -> str | None:
-    """`model_fingerprint`; None: it is not wanted, and either the model's origin tells it or the model cannot be named."""
-    # Once native code has repacked weights that are of no file, nothing else tells them.
+    """`model_fingerprint`; None: it is not wanted, or follows from the model's origin, or cannot be computed."""
+    # Once native code has repacked weights that are of no file, nothing else identifies them.
     is_needed = unprepared.origin is None and unprepared.model.device.type == "cpu"
     if not is_wanted and not is_needed:
         return None

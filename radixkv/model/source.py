@@ -81,7 +81,7 @@ def load_errors(name: str) -> Iterator[None]:
 
 
 def needs_code(error: Exception) -> bool:
-    """Whether transformers refused to run code that comes with a model. Unless told not to, it asks on standard input."""
+    """Whether transformers refused to run code that comes with a model; without an argument for that, it asks the user."""
     return "trust_remote_code" in str(error)
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from radixkv.routing.decayed_rate import DecayedRate
 
-# A step of fewer prompt tokens tells nothing about the cost of a token: a step has a cost of its own.
+# A step of fewer prompt tokens is no measure of the cost of a token: a step has a cost of its own.
 _MIN_TOKENS = 32
 
 

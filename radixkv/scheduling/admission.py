@@ -80,7 +80,7 @@ class Admission:
         self._in_flight_prefixes.begin_step(self._running if self._waiting else ())
         self.first_without_room = None
         self._growth = None
-        # With no slot free, those that wait for loads are looked at only for others to give way, in turn or not.
+        # With no slot free, those that wait for loads are looked at only for preempting others, in turn or not.
         self._end_waits(for_loads=bool(self._waiting) and self._num_admissible_seqs > 0)
 
     def note_preempted(self) -> None:
@@ -143,7 +143,7 @@ class Admission:
                 if more is None:
                     return victims, starting
                 # Only where there can be room: nothing is loaded for groups that cannot start, however many wait.
-                if self._waits_for_load(group, others_give_way=bool(more)):
+                if self._waits_for_load(group, would_preempt=bool(more)):
                     num_passed += 1
                     if num_passed == self._waiting.window:
                         return victims, starting
@@ -164,7 +164,7 @@ class Admission:
         return victims, starting
 
     def _victims_for(self, group: SequenceGroup, usage: TenantUsage, may_fit: bool) -> list[SequenceGroup] | None:
-        """Who would give way to a group that has a claim: nobody, if nobody need; None: there is no room to be made."""
+        """Whom to preempt for a group that has a claim; empty: it needs no victims; None: preemption would not make room."""
         if not may_fit:
             return usage.victims_for_blocks(group) or None
         missing = group.num_seqs - (self._max_num_seqs - usage.num_seqs.total())
@@ -276,9 +276,9 @@ class Admission:
         if self._shares.waits_for(tenant) is WaitsFor.LOAD or self._waiting.num_seqs[tenant] == group.num_seqs:
             self._tenant_waits.add(tenant, [group], group)
 
-    def _waits_for_load(self, group: SequenceGroup, others_give_way: bool = False) -> bool:
+    def _waits_for_load(self, group: SequenceGroup, would_preempt: bool = False) -> bool:
         """Whether it waits for a look-up or a load, which this advances."""
-        return self._loads is not None and self._loads.find_or_load(group, self._num_spare_blocks, others_give_way)
+        return self._loads is not None and self._loads.find_or_load(group, self._num_spare_blocks, would_preempt)
 
     def _current_usage(self) -> TenantUsage:
         """The usage of the running groups, counted once per step and after preemptions, updated with each admitted group."""

@@ -91,7 +91,7 @@ class InFlightPrefixes:
         return self._prefixes.get(group)
 
     def is_seen(self, group: SequenceGroup) -> bool:
-        """Whether the wait of a group that should wait may last, so that nobody has to look at it until it is over."""
+        """Whether the wait of a group that should wait may last, so that no step looks at it until it is over."""
         prefix = self._prefixes[group]
         num_left = self._stalled_before.get(prefix.owner, 0)
         return prefix.num_tokens > prefix.owner.sequences[0].num_computed + num_left

@@ -42,7 +42,7 @@ class _Room(NamedTuple):
     """Where a load's blocks may come from; see `PrefixLoads.find_or_load`."""
 
     num_spare_blocks: Callable[[], int]
-    others_give_way: bool
+    would_preempt: bool
 
 
 class PrefixLoads:
@@ -101,14 +101,14 @@ class PrefixLoads:
         self._look_up(prefix)
 
     def find_or_load(
-        self, group: SequenceGroup, num_spare_blocks: Callable[[], int], others_give_way: bool = False
+        self, group: SequenceGroup, num_spare_blocks: Callable[[], int], would_preempt: bool = False
     ) -> bool:
         """Take the group's look-up or load one step further.
 
         Args:
             num_spare_blocks: how many blocks a load may take without taking them from running groups.
-            others_give_way: whether running groups would give way to this one, unless it waits: a load then needs blocks for
-                itself only.
+            would_preempt: whether running groups would be preempted for this one, unless it waits: a load then needs blocks
+                for itself only.
 
         Returns:
             Whether the group waits for it, and is not to be admitted yet.
@@ -129,7 +129,7 @@ class PrefixLoads:
         spans = self._look_ups.answer(look_up)
         if spans is None:
             return self._wait_on(prefix)
-        return self._load_found(prefix, look_up, spans, _Room(num_spare_blocks, others_give_way))
+        return self._load_found(prefix, look_up, spans, _Room(num_spare_blocks, would_preempt))
 
     def yields(self, group: SequenceGroup) -> bool:
         """Whether the group, when it was looked at last, left blocks to others that wait for loads."""
@@ -142,7 +142,7 @@ class PrefixLoads:
         return prefix is not None and prefix.active is not None
 
     def is_seen(self, group: SequenceGroup) -> bool:
-        """Whether `over` tells when a group that waits need no longer wait, so that nobody has to look at it until then."""
+        """Whether `over` returns a group that waits once it need no longer wait, so that no step looks at it until then."""
         prefix = self._prefixes[group]
         # A claim beside a look-up is renewed by looking at the group.
         return prefix.active is not None or (prefix.is_looked_for and not self._claims.has(prefix.claim))
@@ -310,12 +310,12 @@ class PrefixLoads:
         nothing_runs = cache.num_available_blocks == cache.num_blocks  # and nothing is loaded
         first, stop, size = spans[0].start, spans[-1].stop, cache.block_size
         # With what is cached, which the table locks, and what the group computes after the load: otherwise running groups
-        # would be preempted for the load, or its blocks evicted before the group fits. Where others give way, they do so once
-        # the load is done; for one that would leave their blocks to other groups, nobody does.
-        tokens = group.prefill_token_ids[: stop * size] if room.others_give_way else group.prefill_token_ids
+        # would be preempted for the load, or its blocks evicted before the group fits. Victims of this
+        # group are preempted once the load is done; none for a load that would leave their blocks to other groups.
+        tokens = group.prefill_token_ids[: stop * size] if room.would_preempt else group.prefill_token_ids
         missing = cache.demand(tokens, request.namespace).num_blocks - room.num_spare_blocks()
         num_claimed = 0 if nothing_runs else self._claims.of_others(prefix.claim)
-        if missing > 0 and not (room.others_give_way and num_claimed):
+        if missing > 0 and not (room.would_preempt and num_claimed):
             return False
         if missing + num_claimed > 0:
             self._claims.leave_to_others(prefix.claim)

@@ -78,7 +78,7 @@ def _num_more(own: int, num_free: int, of_mean: float) -> int:
 
     Args:
         own: those that it has.
-        num_free: those that nobody has.
+        num_free: those that no tenant has.
         of_mean: its weight, as a multiple of the mean weight.
     """
     per_free_slot = _SLOTS_PER_FREE_SLOT * of_mean

@@ -142,7 +142,7 @@ class Scheduler:
         prompts: list[SequenceGroup] = []
         for group in self.running:
             (decoding if group.num_pending == 1 else prompts).append(group)
-        # Before room is made: what others give way for would not start if decoding groups took its blocks then.
+        # Before room is made: what others are preempted for would not start if decoding groups took its blocks then.
         reserved = self.blocks.reserve_next_slots(decoding)
         victims = self.admission.groups_to_preempt()
         if victims and self._has_tokens_in_flight:

@@ -52,7 +52,7 @@ class WaitingQueue:
 
     Args:
         window: how many groups of a tenant are candidates for admission, and how many tenants may be passed because their
-            groups do not fit or, where others give way, wait for loads.
+            groups do not fit or, where others would be preempted, wait for loads.
         max_overtaken: how often a group can be overtaken.
 
     Attributes:

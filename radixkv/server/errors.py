@@ -96,7 +96,7 @@ def as_api_error(error: Exception) -> ApiError:
         headers = {"Retry-After": f"{error.retry_after}"}
         return ApiError(HTTPStatus.TOO_MANY_REQUESTS, str(error), code="rate_limit_exceeded", headers=headers)
     if isinstance(error, RequestTimeoutError):
-        # Clients retry a 504 by themselves: what took too long would take as long again, and nobody waits for it.
+        # Clients retry a 504 by themselves: what took too long would take as long again.
         headers = {} if error.in_queue else {"X-Should-Retry": "false"}
         return ApiError(HTTPStatus.GATEWAY_TIMEOUT, str(error), code="timeout", headers=headers)
     if isinstance(error, RequestCrashesError):  # not a 500, which clients send again

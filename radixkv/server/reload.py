@@ -83,6 +83,6 @@ class KeysReload:
         try:
             await self._set_shares(shares)
         except EngineDeadError:
-            pass  # it admits nobody any more, and its own end is reported elsewhere
+            pass  # it admits no requests any more, and its own end is reported elsewhere
         except Exception as error:
             _log.error("the shares of keys are as they were: %s", error)

@@ -94,7 +94,7 @@ class Deadlines:
             raise
 
     def before_first_token(self) -> AbstractAsyncContextManager[None]:
-        """While inside, the first token is there, and the client cannot be told yet.
+        """While inside, the first token is there, and cannot be sent to the client yet.
 
         Raises:
             RequestTimeoutError: it took longer than the limit for the first token, or for all.

@@ -43,7 +43,7 @@ class StepResult:
 
     Attributes:
         updates: of the requests that got tokens or ended. Keyed by the request, not by its id, which another request may get
-            as soon as nobody reads this one.
+            as soon as this one is no longer read.
         stats: of the engine afterwards.
         death: why the engine runs no further step; None while it does.
     """

@@ -49,7 +49,7 @@ class ExclusiveUse:
             self._end_abandoned_if_idle()
 
     def abandon(self, request: Request) -> None:
-        """End a request that nobody wants any more: now, or when the engine is free."""
+        """End a request whose output will not be read: now, or when the engine is free."""
         self._abandoned.append(request)
         self._end_abandoned_if_idle()
 

@@ -6,8 +6,8 @@
     secret ── namespace ──────┴─> digest ── tokens of block 0 ──> d0 ── tokens of block 1 ──> d1 ...
 
 The tree's 64-bit hashes (`radixkv.cache.block_hash`) only find candidates, whose tokens are then compared. A tier cannot
-compare the tokens before a block, so its digests are wide enough that nobody can make two collide; the block's own tokens are
-compared as well.
+compare the tokens before a block, so its digests are wide enough that two cannot be made to collide; the block's own tokens
+are compared as well.
 """
 
 from __future__ import annotations

@@ -163,7 +163,7 @@ class FolderBlobs:
     def _read(self, name: str) -> bytes | None:
         """A blob; None: there is none. What is there in place of a file reads as empty, so that the tier deletes it."""
         try:
-            # A pipe would block until somebody writes to it.
+            # A pipe would block until it is written to.
             file = os.open(self._path(name), os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         except FileNotFoundError:
             return None

@@ -161,7 +161,7 @@ class SharedTier:
         self._put(keys, blocks, lent=True)
 
     def mark_used(self, prefix: Sequence[BlockKey]) -> None:
-        """See `radixkv.tiers.tier.RecencyOrdered`; the tier's thread tells the store."""
+        """See `radixkv.tiers.tier.RecencyOrdered`; the tier's thread passes it to the store."""
         if prefix:
             names = [self._name(key) for key in prefix]
             self._writer.call(partial(self._if_ready, partial(self._store.mark_used, names)))

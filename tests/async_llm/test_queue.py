@@ -207,7 +207,7 @@ def test_more_samples_or_beams_than_a_request_may_have_are_refused() -> None:
 
 
 @pytest.mark.parametrize("async_scheduling", [False, True])
-def test_who_gives_way_to_another_tenant_goes_on_as_if_nothing_had_been(async_scheduling: bool) -> None:
+def test_a_request_preempted_for_another_tenant_continues_with_the_same_tokens(async_scheduling: bool) -> None:
     expected = [o.outputs[0].token_ids for o in tiny().generate(prompts(12), GREEDY, use_tqdm=False)]
     engine = tiny(max_num_seqs=4, async_scheduling=async_scheduling).engine
     requests = []

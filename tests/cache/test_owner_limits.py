@@ -47,7 +47,7 @@ def test_no_more_than_what_is_beyond_is_taken() -> None:
     assert cached_blocks(cache, [bulk, oldest]) == [10, 5]
 
 
-def test_who_is_furthest_beyond_its_limit_gives_way_first() -> None:
+def test_the_owner_furthest_beyond_its_limit_is_evicted_first() -> None:
     cache = PrefixCache(20, SIZE)
     a, b = serve(cache, 9, "a"), serve(cache, 11, "b")
     cache.limit_owners({"a": 8, "b": 5})

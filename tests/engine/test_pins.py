@@ -67,7 +67,7 @@ def test_a_tenant_has_a_bounded_number_of_pins() -> None:
     assert len(cache.pins()) == MAX_PINS
 
 
-def test_the_tenant_with_the_most_gives_way_when_all_that_may_be_pinned_is() -> None:
+def test_pins_of_the_tenant_with_the_most_are_released_when_all_that_may_be_pinned_is() -> None:
     cache = PrefixCache(100, BLOCK, max_pinned_blocks=20)
     pins = TenantPins(NamedPins(cache))
     # Each may have 5; an administrator has 14 of the 20.
@@ -112,7 +112,7 @@ def test_what_finds_no_room_costs_nobody_a_pin() -> None:
     cache.check()
 
 
-def test_who_gives_way_is_found_without_comparing_the_tokens_of_all(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_pins_to_release_are_found_without_comparing_the_tokens_of_all(monkeypatch: pytest.MonkeyPatch) -> None:
     """All pins of all tenants were sorted by their tokens for each pin that had to go."""
     num_compared = []
     is_continued_by = _Prefix.is_continued_by

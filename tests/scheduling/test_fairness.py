@@ -346,7 +346,7 @@ def test_a_claim_comes_before_a_prompt_in_progress_whose_tenant_has_one_too() ->
     driver.run()
 
 
-def test_the_order_in_which_groups_give_way() -> None:
+def test_the_order_in_which_groups_are_preempted() -> None:
     driver = SchedulerDriver(max_num_seqs=8)
     for tenant in "aab":
         driver.add(prompt(8), max_new=20, tenant=tenant)

@@ -141,7 +141,7 @@ def test_no_tenant_is_preempted_for_a_group_that_leaves_blocks_to_others() -> No
     assert yielding.request.num_cached_tokens == 20 * SIZE
 
 
-def test_a_tenant_gives_way_once_the_prefix_is_loaded_for_which_it_does() -> None:
+def test_a_tenant_is_preempted_for_a_prefix_once_that_is_loaded() -> None:
     """It used to give way as soon as the prefix was found, and went on in the same step, because the load began."""
     driver = Driver(max_num_seqs=2)
     running = [driver.add(unlike(5000 + 100 * number, 1), max_new=100, tenant="a") for number in range(2)]
@@ -156,7 +156,7 @@ def test_a_tenant_gives_way_once_the_prefix_is_loaded_for_which_it_does() -> Non
     assert driver.scheduler.num_preemptions == 1
 
 
-def test_what_others_give_way_for_is_loaded_into_their_blocks() -> None:
+def test_what_others_are_preempted_for_is_loaded_into_their_blocks() -> None:
     driver = Driver(max_num_seqs=2)
     for number in range(2):
         driver.add(unlike(5000 + 200 * number, 30), max_new=100, tenant="a")
@@ -171,7 +171,7 @@ def test_what_others_give_way_for_is_loaded_into_their_blocks() -> None:
     assert loading.request.num_cached_tokens == 60 * SIZE
 
 
-def test_a_tenant_gives_way_for_blocks_once_the_prefix_is_loaded_for_which_it_does() -> None:
+def test_a_tenant_is_preempted_for_the_blocks_of_a_prefix_once_that_is_loaded() -> None:
     """It used to give way for what follows the prefix before the load began, and then went on in the same step."""
     driver = Driver()
     for number in range(2):
@@ -188,7 +188,7 @@ def test_a_tenant_gives_way_for_blocks_once_the_prefix_is_loaded_for_which_it_do
     assert loading.request.num_cached_tokens == 25 * SIZE
 
 
-def test_no_tenant_gives_way_for_a_load_that_would_then_leave_the_blocks_to_others() -> None:
+def test_no_tenant_is_preempted_for_a_load_that_would_then_leave_the_blocks_to_others() -> None:
     """One gave way in every step, and went on in the same one, until the others' load was done."""
     driver = Driver(shares={"b": TenantShare(weight=2)})
     for number in range(3):

@@ -94,7 +94,7 @@ def beside_a_prompt_without_tokens(num_common: int) -> tuple[SchedulerDriver, Re
     return driver, driver.add([*long[:num_common], 1], tenant="b")
 
 
-def test_nothing_gives_way_for_what_would_compute_the_prefix_of_a_prompt_without_tokens() -> None:
+def test_nothing_is_preempted_for_what_would_compute_the_prefix_of_a_prompt_without_tokens() -> None:
     """It did, and the prefix was computed twice, or the group that gave way started anew in the same step."""
     driver, waits = beside_a_prompt_without_tokens(120)
     driver.step()
@@ -128,7 +128,7 @@ def test_what_waits_for_a_prompt_without_tokens_starts_once_others_have_computed
     assert waits in driver.admitted
 
 
-def test_what_others_have_computed_of_a_prompt_without_tokens_is_counted_before_others_give_way() -> None:
+def test_what_others_have_computed_of_a_prompt_without_tokens_is_counted_before_preemption() -> None:
     """It was that of the step before, if that had asked for it: so who started depended on who had been looked at."""
     driver = SchedulerDriver(budget=16)
     driver.add(range(40))

@@ -127,7 +127,7 @@ def test_a_preempted_request_resumes_before_new_ones() -> None:
     driver.run()
 
 
-def test_when_blocks_run_out_the_least_urgent_gives_way() -> None:
+def test_when_blocks_run_out_the_least_urgent_is_preempted() -> None:
     driver = SchedulerDriver(num_blocks=12, max_num_seqs=3)
     background = driver.add(tail(0, 8), max_new=32, priority=5)
     driver.add(tail(1, 8), max_new=32, priority=0)

@@ -48,7 +48,7 @@ def refund(driver: SchedulerDriver) -> float:
     return driver.scheduler.shares.unused(group)
 
 
-def test_nobody_gives_way_whose_refund_would_void_the_claim_of_a_group_added_before() -> None:
+def test_no_victim_is_one_whose_refund_would_void_the_claim_of_a_group_added_before() -> None:
     """Its tenant would come before the first group's, but not before the second one's: so a stream gives way instead."""
     driver = make_driver(a=101, b=100)
     *_, stream, in_progress = driver.scheduler.running
@@ -117,8 +117,8 @@ def test_who_gave_way_and_has_less_than_its_share_left_has_a_claim() -> None:
     assert list(usage.claimants(WaitsFor.TURN)) == ["v", "a"]
 
 
-@pytest.mark.parametrize(("lacking", "may_give_way"), [(0, True), (1, False)])
-def test_the_refunds_of_all_that_give_way_count_together(lacking: float, may_give_way: bool) -> None:
+@pytest.mark.parametrize(("lacking", "is_preempted"), [(0, True), (1, False)])
+def test_the_refunds_of_all_victims_count_together(lacking: float, is_preempted: bool) -> None:
     """The refunds for two prompts in progress bring their tenant as near to the claims of others as it may come."""
     driver = SchedulerDriver(max_num_seqs=4, budget=64)
     for length, tenant in ((3, "v"), (40, "v"), (40, "v"), (4, "w")):
@@ -130,4 +130,4 @@ def test_the_refunds_of_all_that_give_way_count_together(lacking: float, may_giv
     unused = driver.scheduler.shares.unused
     set_counter(driver, "v", 100 - BUDGET + unused(first) + unused(second) - lacking)
     victims = usage_of(driver).victims_for_seqs(first_group(driver, "a"), 2)
-    assert victims == [second, first if may_give_way else stream]
+    assert victims == [second, first if is_preempted else stream]

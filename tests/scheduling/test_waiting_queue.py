@@ -22,7 +22,7 @@ def test_the_most_cached_goes_first_and_equals_in_order_of_arrival() -> None:
     assert [number - first for number in numbers(driver.admitted)] == [3, 1, 4, 0, 2]
 
 
-def test_the_most_cached_goes_first_beside_another_tenant_that_need_not_give_way() -> None:
+def test_the_most_cached_goes_first_beside_another_tenant_that_need_not_be_preempted() -> None:
     driver = SchedulerDriver()
     warm(driver, STEMS[0])
     other = driver.add(tail(0, 8), max_new=30, tenant="other")

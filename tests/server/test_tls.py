@@ -58,7 +58,7 @@ async def echo(scope: Scope, receive: Receive, send: Send) -> None:
 
 # Ray's processes may have asyncio's event loop.
 @pytest.mark.parametrize("make_loop", [uvloop.new_event_loop, asyncio.new_event_loop], ids=["uvloop", "asyncio"])
-def test_who_connects_and_does_not_encrypt_gives_way(
+def test_a_connection_without_encryption_is_closed_for_another(
     certificate: Path, make_loop: Callable[[], asyncio.AbstractEventLoop], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """They used to count nowhere: each held a file descriptor for a minute, until there was none for anybody else."""

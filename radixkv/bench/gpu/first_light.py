@@ -271,7 +271,7 @@ class _Termination:
         signal.signal(signal.SIGTERM, self._before)
 
     def defer(self) -> None:
-        """Until `allow`, only remember SIGTERM: raised while a process starts, it would leave one that nobody ends."""
+        """Until `allow`, only remember SIGTERM: raised while a process starts, it would leave one that nothing ends."""
         self._is_deferred = True
 
     def allow(self) -> None:

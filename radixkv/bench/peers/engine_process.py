@@ -1,4 +1,4 @@
-"""One engine in a process of its own, which runs workloads by name when told to: ours, or a peer in its own environment.
+"""One engine in a process of its own, which runs workloads by name on request: ours, or a peer in its own environment.
 
 Run as ``python engine_process.py ENGINE KIND MODEL OPTIONS``, options as JSON. It imports nothing of RadixKV unless that is
 the engine, so any environment can run it. It prints a line of JSON when the engine has answered once: the seconds from the

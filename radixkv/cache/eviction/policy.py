@@ -9,8 +9,8 @@ from typing import Protocol, runtime_checkable
 class EvictableLeaf(Protocol):
     """What a policy may know of a leaf. While it is in the index, ``num_blocks``, ``depth`` and ``parent_uses`` may change.
 
-    The policy is not told: a leaf gives up blocks from its tail, is cut in two by a prompt that leaves it, or its parent is
-    used.
+    No method is called for such a change: a leaf gives up blocks from its tail, is cut in two by a prompt that leaves it, or
+    its parent is used.
 
     Attributes:
         last_use: the cache's clock, in seconds, when a sequence or load last began or ended here or below, or a pin began.

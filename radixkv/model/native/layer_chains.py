@@ -1,7 +1,8 @@
 """Decoder layers that follow one another and are computed in one call.
 
 A layer continues the previous one's chain if it is called with the very tensor that the previous one returned, and the same
-positions. No property of a model tells whether anything else reads the states between layers, so this is found out by a run.
+positions. Whether anything else reads the states between layers follows from no property of a model, so it is found out by
+a run.
 """
 
 from __future__ import annotations

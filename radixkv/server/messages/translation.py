@@ -28,7 +28,7 @@ from radixkv.server.messages.blocks import (
 from radixkv.server.messages.request import CountTokensRequest, MessageParam, MessagesRequest
 
 MAX_BREAKPOINTS = 4
-# Opens a block of the system prompt with which Claude Code tells Anthropic who pays. It differs between conversations and
+# Opens a block of the system prompt in which Claude Code names who is billed. It differs between conversations and
 # stands before all that they share.
 _BILLING_HEADER = "x-anthropic-billing-header:"
 

@@ -147,6 +147,6 @@ def open_access_log(path: str) -> Callable[[str], object]:
         handler = logging.StreamHandler(sys.stderr) if path == "-" else _AccessLogFile(path)
     except OSError as error:
         raise OSError(f"access_log: cannot write {path}: {error.strerror or error}") from error
-    logger = logging.Logger("radixkv.access")  # not a registered one: nobody else's configuration applies to it
+    logger = logging.Logger("radixkv.access")  # not a registered one: no other configuration applies to it
     logger.addHandler(handler)
     return logger.info

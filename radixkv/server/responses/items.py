@@ -109,7 +109,7 @@ class FunctionCallItem(StrictModel):
 
 
 class FunctionCallOutputItem(StrictModel):
-    """What a called function returned; without a ``call_id``, what an agent tells the model of its own accord."""
+    """What a called function returned; without a ``call_id``, what an agent adds without having been called."""
 
     type: Literal["function_call_output"]
     call_id: str | None = None

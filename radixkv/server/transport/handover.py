@@ -40,7 +40,7 @@ class Handover:
         await self._app(scope, receive, send_last)
 
     async def begin(self, server: uvicorn.Server, listener: socket.socket) -> None:
-        """Stop listening; returns when the server can be told to exit.
+        """Stop listening; returns when the server may exit.
 
         Args:
             server: that serves this application.

@@ -1,4 +1,4 @@
-"""Bounds what all connections together take: file descriptors, and memory for answers that nobody reads."""
+"""Bounds what all connections together take: file descriptors, and memory for answers that are not read."""
 
 from __future__ import annotations
 

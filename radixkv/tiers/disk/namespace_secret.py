@@ -1,4 +1,4 @@
-"""The secret of stored namespaces, without which nobody can tell which tenant a block belongs to."""
+"""The secret of stored namespaces, without which it cannot be found out which tenant a block belongs to."""
 
 from __future__ import annotations
 

@@ -60,7 +60,7 @@ class OpenStore:
 
     @property
     def is_current(self) -> bool:
-        """Whether this is still the store in the folder, and nobody else may write to it if this process does.
+        """Whether this is still the store in the folder, and no other process may write to it if this one does.
 
         Raises:
             OSError: the folder cannot be read.

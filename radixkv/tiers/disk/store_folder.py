@@ -204,7 +204,7 @@ class FolderLock:
 
     @property
     def is_current(self) -> bool:
-        """Whether the file is still the one in the folder: if somebody removed it, another process may hold a new one.
+        """Whether the file is still the one in the folder: if it was removed, another process may hold a new one.
 
         Raises:
             OSError: the folder cannot be read.

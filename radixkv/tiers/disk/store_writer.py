@@ -346,7 +346,7 @@ class StoreWriter:
         return fitting, sorted(slots + evicted)
 
     def _discard(self, slots: Collection[int]) -> None:
-        """Free slots, which hold what nobody is to find any more."""
+        """Free slots, whose contents no look-up may find any more."""
         self._free += slots
         self._stale.update(slots)
         self._unwiped.update(slots)

@@ -46,7 +46,7 @@ class WrittenArguments(ABC):
 
     @property
     def needs_close(self) -> bool:
-        """Whether what follows the arguments tells that there are no more."""
+        """Whether the end of the arguments is known only from what follows them."""
         return False
 
 

@@ -39,7 +39,7 @@ class CallHead:
 
     @property
     def is_readable(self) -> bool:
-        """Whether it can be told from what is around it."""
+        """Whether it can be distinguished from what is around it."""
         parts = _PLACE.split(self.text)
         return all(parts[::2]) and parts.count(NAME) == 1 and parts.count(ID) <= 1
 

@@ -29,13 +29,13 @@ class Chooser:
         raise NotImplementedError
 
     def expect(self, replica: int, request: int, blocks: Sequence[int], num_tokens: int) -> None:
-        """A replica has told all ingresses that it received a request, see `Router.expect`."""
+        """A replica has reported to all ingresses that it received a request, see `Router.expect`."""
 
     def expected_prefilled(self, replica: int, request: int) -> None:
-        """It has told them that the request's prompt is computed, see `Router.expected_prefilled`."""
+        """It has reported that the request's prompt is computed, see `Router.expected_prefilled`."""
 
     def expected_finished(self, replica: int, request: int) -> None:
-        """It has told them that the request has ended, see `Router.expected_finished`."""
+        """It has reported that the request has ended, see `Router.expected_finished`."""
 
     def prefilled(self, request: int) -> None:
         """The request's first token has come."""
@@ -156,7 +156,7 @@ class RayPrefixAffinity(PowerOfTwo):
 
 
 class Prefix(Chooser):
-    """`radixkv.routing.Router`, one for each ingress, which hears from all replicas, also of the other ingresses' requests.
+    """`radixkv.routing.Router`, one for each ingress. All replicas report to it, also the requests of other ingresses.
 
     Args:
         num_replicas: how many they choose from.
