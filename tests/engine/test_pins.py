@@ -1,4 +1,4 @@
-"""Pins on one cache, without a model: what each tenant may keep from eviction, and who gives way to whom."""
+"""Pins on one cache, without a model: what each tenant may keep from eviction, and whose pins are released for whom."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_pins_of_the_tenant_with_the_most_are_released_when_all_that_may_be_pinn
     assert keep(pins, cache, "a", prompt(2, 3)) == 3 * BLOCK
     assert keep(pins, cache, "b", prompt(3, 2)) == 2 * BLOCK
     assert (num_pinned(cache, "a"), num_pinned(cache, "b")) == (3, 2)
-    # Nobody has more than this tenant would have, so no pin gives way: there is no room.
+    # Nobody has more than this tenant would have, so no pin is released: there is no room.
     assert keep(pins, cache, "c", prompt(4, 4)) == 0
     assert (num_pinned(cache, "a"), num_pinned(cache, "b"), num_pinned(cache, "admin")) == (3, 2, 14)
     cache.check()

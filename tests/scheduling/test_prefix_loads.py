@@ -142,7 +142,7 @@ def test_no_tenant_is_preempted_for_a_group_that_leaves_blocks_to_others() -> No
 
 
 def test_a_tenant_is_preempted_for_a_prefix_once_that_is_loaded() -> None:
-    """It used to give way as soon as the prefix was found, and went on in the same step, because the load began."""
+    """It was preempted as soon as the prefix was found, and went on in the same step, because the load began."""
     driver = Driver(max_num_seqs=2)
     running = [driver.add(unlike(5000 + 100 * number, 1), max_new=100, tenant="a") for number in range(2)]
     driver.step()
@@ -172,7 +172,7 @@ def test_what_others_are_preempted_for_is_loaded_into_their_blocks() -> None:
 
 
 def test_a_tenant_is_preempted_for_the_blocks_of_a_prefix_once_that_is_loaded() -> None:
-    """It used to give way for what follows the prefix before the load began, and then went on in the same step."""
+    """It was preempted for what follows the prefix before the load began, and then went on in the same step."""
     driver = Driver()
     for number in range(2):
         driver.add(unlike(5000 + 200 * number, 30), max_new=100, tenant="a")
@@ -189,7 +189,7 @@ def test_a_tenant_is_preempted_for_the_blocks_of_a_prefix_once_that_is_loaded() 
 
 
 def test_no_tenant_is_preempted_for_a_load_that_would_then_leave_the_blocks_to_others() -> None:
-    """One gave way in every step, and went on in the same one, until the others' load was done."""
+    """One was preempted in every step, and went on in the same one, until the others' load was done."""
     driver = Driver(shares={"b": TenantShare(weight=2)})
     for number in range(3):
         driver.add(unlike(5000 + 200 * number, 20), max_new=100, tenant="a")

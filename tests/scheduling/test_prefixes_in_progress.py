@@ -95,7 +95,7 @@ def beside_a_prompt_without_tokens(num_common: int) -> tuple[SchedulerDriver, Re
 
 
 def test_nothing_is_preempted_for_what_would_compute_the_prefix_of_a_prompt_without_tokens() -> None:
-    """It did, and the prefix was computed twice, or the group that gave way started anew in the same step."""
+    """It did, and the prefix was computed twice, or the preempted group started anew in the same step."""
     driver, waits = beside_a_prompt_without_tokens(120)
     driver.step()
     assert waits not in driver.admitted
@@ -227,7 +227,7 @@ def test_nothing_waits_for_a_prefix_that_was_cleared_while_it_was_computed(names
 
 
 def test_what_did_not_fit_is_tried_again_once_another_has_its_prefix() -> None:
-    """As many ran as when it had not fitted, so nothing seemed to have changed, and another tenant's request gave way."""
+    """As many ran as when it had not fitted, so nothing seemed to have changed, and another tenant's was preempted."""
     driver = SchedulerDriver(num_blocks=64, max_num_seqs=4)
     ends, goes_on = driver.add(prompt(100), max_new=200), driver.add(prompt(8), max_new=200)
     driver.steps(5)

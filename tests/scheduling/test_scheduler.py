@@ -288,7 +288,7 @@ def test_what_an_aborted_prompt_did_not_compute_is_not_charged() -> None:
 
 
 def test_what_a_group_lost_is_the_most_that_it_had_computed() -> None:
-    """A group that gave way twice must make up for what it lost the first time, too, before it gives way again."""
+    """A group that was preempted twice must make up for what it lost the first time, too, before it is again."""
     driver = SchedulerDriver(budget=16)
     (group,) = driver.scheduler.groups_of(driver.add(range(40)))
     for num_steps in (2, 1):

@@ -43,13 +43,13 @@ def first_group(driver: SchedulerDriver, tenant: str) -> SequenceGroup:
 
 
 def refund(driver: SchedulerDriver) -> float:
-    """What tenant "v" gets back if its prompt in progress gives way."""
+    """What tenant "v" gets back if its prompt in progress is preempted."""
     *_, group = driver.scheduler.running
     return driver.scheduler.shares.unused(group)
 
 
 def test_no_victim_is_one_whose_refund_would_void_the_claim_of_a_group_added_before() -> None:
-    """Its tenant would come before the first group's, but not before the second one's: so a stream gives way instead."""
+    """Its tenant would come before the first group's, but not before the second one's: so a stream is preempted."""
     driver = make_driver(a=101, b=100)
     *_, stream, in_progress = driver.scheduler.running
     set_counter(driver, "v", 100 - BUDGET + refund(driver))
@@ -103,7 +103,7 @@ def test_the_claims_of_others_are_measured_by_who_gave_way(ahead: float, claims:
 
 
 def test_who_gave_way_and_has_less_than_its_share_left_has_a_claim() -> None:
-    """Several samples that give way may take their tenant from above its share to below it."""
+    """Several samples that are preempted may take their tenant from above its share to below it."""
     driver = SchedulerDriver(max_num_seqs=4, budget=BUDGET)
     for n in (3, 2):
         driver.add(prompt(30), n=n, tenant="v")

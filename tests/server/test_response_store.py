@@ -139,7 +139,7 @@ def test_the_store_forgets_the_least_recently_used_of_the_same_tenant() -> None:
     add("tenant", "a", 100)
     assert kept("tenant") == {"a"}
     assert kept("other") == {"h"}
-    # A hundred keys could otherwise have a hundred times as much: the one with the most gives way.
+    # A hundred keys could otherwise have a hundred times as much: those of the one with the most are dropped.
     for name in "bcd":
         add("modest", name, 20)
     assert (kept("modest"), kept("tenant") | kept("other")) == ({"b", "c", "d"}, {"a"})

@@ -146,7 +146,7 @@ class SchedulerDriver:
         for group in preempted:
             self._verify_preemption(group, running[group], plenty)
             started[group] = True
-        # Where blocks are lacking, a group for which others gave way may still not fit, and they may pass it so often.
+        # Where blocks are lacking, a group for which others were preempted may still not fit, and they may pass it so often.
         if self._num_wanted_blocks <= self.cache.num_blocks:
             assert scheduler.num_preemptions - num_preemptions == len(preempted), "it went on in the same step"
             served = {group.request.tenant for group in started if group in scheduler.running}
@@ -207,7 +207,7 @@ class SchedulerDriver:
         # Samples that part from each other while nothing else runs may run out of blocks earlier.
         if all(len(request.sequences) == 1 and request.num_seqs == 1 for request in self.requests):
             generated = len(group.sequences[0].token_ids) - self._num_tokens_when_started[group]
-            # Between tenants, what has computed nothing may give way, too, and prompts count like what is generated.
+            # Between tenants, what has computed nothing may be preempted, too, and prompts count like what is generated.
             if len({request.tenant for request in self.requests}) == 1:
                 assert generated >= self.cache.block_size, "preempted too soon"
             else:
