@@ -310,8 +310,8 @@ class PrefixLoads:
         nothing_runs = cache.num_available_blocks == cache.num_blocks  # and nothing is loaded
         first, stop, size = spans[0].start, spans[-1].stop, cache.block_size
         # With what is cached, which the table locks, and what the group computes after the load: otherwise running groups
-        # would be preempted for the load, or its blocks evicted before the group fits. Victims of this
-        # group are preempted once the load is done; none for a load that would leave their blocks to other groups.
+        # would be preempted for the load, or its blocks evicted before the group fits. Victims are preempted once the load is
+        # done; none for a load that would leave their blocks to other groups.
         tokens = group.prefill_token_ids[: stop * size] if room.would_preempt else group.prefill_token_ids
         missing = cache.demand(tokens, request.namespace).num_blocks - room.num_spare_blocks()
         num_claimed = 0 if nothing_runs else self._claims.of_others(prefix.claim)

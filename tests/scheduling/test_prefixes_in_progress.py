@@ -63,14 +63,20 @@ def test_an_urgent_request_does_not_wait_for_a_less_urgent_prompt_nor_for_its_pr
     driver.run()
 
 
+def add_a_prompt_without_tokens(driver: SchedulerDriver, tenant: str = "") -> tuple[list[int], Request]:
+    """Add a prompt, of which 16 tokens are computed, and an urgent one that leaves it none; its tokens and request."""
+    long, urgent = ([token for stem in stems for token in stem] for stems in (STEMS, reversed(STEMS)))
+    owner = driver.add(long, tenant=tenant)
+    driver.step()
+    driver.add([7, *urgent], tenant=tenant, priority=-1)
+    driver.step()
+    return long, owner
+
+
 def test_a_short_prompt_does_not_wait_for_a_prefix_whose_owner_gets_no_tokens() -> None:
     """It waited until an urgent long prompt was computed, which left half of each step to short ones, the owner nothing."""
     driver = SchedulerDriver(budget=16)
-    long, urgent = ([token for stem in stems for token in stem] for stems in (STEMS, reversed(STEMS)))
-    owner = driver.add(long)
-    driver.step()
-    driver.add([7, *urgent], priority=-1)
-    driver.step()
+    long, owner = add_a_prompt_without_tokens(driver)
     short = [driver.add([*long[:20], end]) for end in (1, 2)]
     driver.step()
     assert owner.sequences[0].num_computed == 16
@@ -84,11 +90,7 @@ def test_a_short_prompt_does_not_wait_for_a_prefix_whose_owner_gets_no_tokens() 
 def beside_a_prompt_without_tokens(num_common: int) -> tuple[SchedulerDriver, Request]:
     """No slot is free, a prompt of which 16 tokens are cached gets no tokens, and another tenant's request begins like it."""
     driver = SchedulerDriver(budget=16, max_num_seqs=4)
-    long, urgent = ([token for stem in stems for token in stem] for stems in (STEMS, reversed(STEMS)))
-    driver.add(long, tenant="a")
-    driver.step()
-    driver.add([7, *urgent], tenant="a", priority=-1)
-    driver.step()
+    long, _ = add_a_prompt_without_tokens(driver, tenant="a")
     driver.add_several(2, 3, tenant="c", max_new=100)
     driver.steps(2)
     return driver, driver.add([*long[:num_common], 1], tenant="b")
@@ -104,7 +106,7 @@ def test_nothing_is_preempted_for_what_would_compute_the_prefix_of_a_prompt_with
     assert driver.num_computed_tokens == (120 + 3) + (121 + 3) + (1 + 3) + 2 * (3 + 99)
 
 
-def test_a_short_prompt_for_which_others_gave_way_starts_although_less_is_left_than_in_the_step_before() -> None:
+def test_a_short_prompt_for_which_others_are_preempted_starts_although_less_is_left_than_in_the_step_before() -> None:
     driver, short = beside_a_prompt_without_tokens(23)
     driver.budget = driver.scheduler._max_num_batched_tokens = 8
     driver.step()
@@ -114,11 +116,7 @@ def test_a_short_prompt_for_which_others_gave_way_starts_although_less_is_left_t
 
 def test_what_waits_for_a_prompt_without_tokens_starts_once_others_have_computed_its_prefix() -> None:
     driver = SchedulerDriver(budget=16)
-    long, urgent = ([token for stem in stems for token in stem] for stems in (STEMS, reversed(STEMS)))
-    owner = driver.add(long)
-    driver.step()
-    driver.add([7, *urgent], priority=-1)
-    driver.step()
+    long, owner = add_a_prompt_without_tokens(driver)
     waits = driver.add([*long, 1])
     driver.step()
     assert waits not in driver.admitted
