@@ -1,7 +1,7 @@
 """Compiled C++ for the CPU: attention over paged keys and values in place, linear layers over packed weights, and the smaller
 operations between them.
 
-Only torch and numpy are needed; nothing here knows of radix trees or requests. One idea per file::
+Only torch and numpy are needed; nothing here depends on radix trees or requests. One idea per file::
 
     library       which compiled variant this processor runs
     source_digest whether it was compiled from the sources beside it

@@ -26,7 +26,7 @@ _UNSIGNED: Mapping[np.dtype[Any], np.dtype[Any]] = MappingProxyType(
 
 
 MAX_DECODING_ROWS = 32
-"""Most rows of a decoding range, `kMostDrafted` of ``src/attention_tasks.h``."""
+"""Most rows of a decoding range, `kMaxDecodingRows` of ``src/attention_tasks.h``."""
 
 
 class RowKind(IntEnum):

@@ -68,7 +68,7 @@ void run(const Attention& call) {
     const Work work = divide<T>(call);
     Scratch<float> outputs(work.num_partials * padded(call.value_dim)), maxima(work.num_partials), totals(work.num_partials);
     const Partials partials{outputs.get(), maxima.get(), totals.get()};
-    // A thread takes neighbouring tasks, so that it knows what it reads next, but so few that no thread waits long.
+    // A thread takes neighbouring tasks, so that it can prefetch the next one's keys, but so few that no thread waits long.
     const int64_t num_tasks = int64_t(work.tasks.size()), at_once = std::clamp<int64_t>(num_tasks / (8 * omp_get_max_threads()), 1, 8);
 #pragma omp parallel
     {
