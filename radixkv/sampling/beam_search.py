@@ -20,7 +20,7 @@ import torch
 from radixkv.outputs import FinishReason
 from radixkv.sampling.detokenizer import IncrementalDetokenizer
 from radixkv.sampling.grammar.mask import apply_grammar_bitmask
-from radixkv.sampling.grammar.structured_output import GrammarState
+from radixkv.sampling.grammar.state import GrammarState
 from radixkv.sampling.logprobs import TokenLogprob
 from radixkv.sampling_params import BeamSearchParams
 

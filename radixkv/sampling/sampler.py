@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from radixkv.memory.upload import to_device
 from radixkv.sampling.exponential import draw
 from radixkv.sampling.grammar.mask import apply_grammar_bitmask
-from radixkv.sampling.grammar.structured_output import GrammarState
+from radixkv.sampling.grammar.state import GrammarState
 from radixkv.sampling.host_draw import argmax_rows
 from radixkv.sampling.logit_changes import LogitChanges
 from radixkv.sampling.logprobs import SampledToken, with_logprobs

@@ -22,7 +22,7 @@ from radixkv.cache import BlockTable
 from radixkv.drafting.sequence_drafts import SequenceDrafts
 from radixkv.outputs import FinishReason, PromptLogprobs, RequestMetrics, SampleLogprobs
 from radixkv.sampling.detokenizer import IncrementalDetokenizer
-from radixkv.sampling.grammar.structured_output import GrammarState
+from radixkv.sampling.grammar.state import GrammarState
 from radixkv.sampling.logit_changes import LogitChanges
 from radixkv.sampling.sampler import SamplingState
 from radixkv.sampling_params import BeamSearchParams, SamplingParams, wants_prompt_logprobs

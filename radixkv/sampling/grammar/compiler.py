@@ -27,7 +27,7 @@ from radixkv.sampling.grammar.answer_frames import checked_frame, frame_text, fr
 from radixkv.sampling.grammar.budget import GrammarBudget
 from radixkv.sampling.grammar.lark_parts import numbered_parts
 from radixkv.sampling.grammar.specification import Specification
-from radixkv.sampling.grammar.structured_output import (
+from radixkv.sampling.grammar.state import (
     TOO_MUCH_WORK,
     GrammarResources,
     GrammarState,

@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 
 from radixkv.memory.upload import to_device
-from radixkv.sampling.grammar.structured_output import GrammarState
+from radixkv.sampling.grammar.state import GrammarState
 
 # Handing masks to other threads takes as long as computing a few common ones.
 _MAX_SERIAL_SECONDS = 0.001

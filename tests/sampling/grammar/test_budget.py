@@ -13,9 +13,10 @@ import torch
 from radixkv import LLM, BeamSearchParams, SamplingParams, StructuredOutputsParams
 from radixkv.errors import StructuredOutputError
 from radixkv.prompts import Prompt
-from radixkv.sampling.grammar import compiler, structured_output
+from radixkv.sampling.grammar import compiler
 from radixkv.sampling.grammar import mask as grammar_mask
 from radixkv.sampling.grammar.budget import REQUEST_SECONDS, STEP_SECONDS, GrammarBudget, costs, settle
+from radixkv.sampling.grammar.state import GrammarState
 
 
 class SteppingClock:
@@ -99,9 +100,7 @@ def test_a_tenant_pays_for_the_time_of_its_grammars(llm: LLM, monkeypatch: pytes
     assert shares.counter("dear") - shares.counter("cheap") == pytest.approx(4 * (2 + 2) * 10 / 2)
     owed = shares.counter("dear")
     failure = StructuredOutputError("too many items")
-    monkeypatch.setattr(
-        structured_output.GrammarState, "failure", property(lambda state: failure if state.budget is dear else None)
-    )
+    monkeypatch.setattr(GrammarState, "failure", property(lambda state: failure if state.budget is dear else None))
     engine.step()  # the one in which a grammar fails, too
     assert shares.counter("dear") - owed == pytest.approx(2 + (2 + 2) * 10 / 2)
     while engine.has_unfinished_requests:

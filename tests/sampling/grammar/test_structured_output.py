@@ -18,7 +18,7 @@ from support.replica_servers import tiny_llm
 from radixkv import LLM, BeamSearchParams, SamplingParams, StructuredOutputsParams
 from radixkv.sampling.grammar import mask as grammar_mask
 from radixkv.sampling.grammar.compiler import GrammarCompiler
-from radixkv.sampling.grammar.structured_output import GrammarState
+from radixkv.sampling.grammar.state import GrammarState
 from radixkv.sampling.json_schema.prepare import prepare_schema
 
 PERSON = {

@@ -18,7 +18,7 @@ from support.chat_templates import text_interface
 
 from radixkv import StructuredOutputsParams
 from radixkv.sampling.grammar.compiler import GrammarCompiler
-from radixkv.sampling.grammar.structured_output import GrammarState
+from radixkv.sampling.grammar.state import GrammarState
 from radixkv.sampling.json_schema.prepare import prepare_schema, with_json_options
 
 # Of each, the names that match it are its own: the compiler takes no others beside each other.
