@@ -1,4 +1,4 @@
-"""What a model is made of, as far as it matters to whoever runs it over blocks.
+"""What a model is made of, as far as running it over blocks depends on it.
 
 Configurations do not say it: not every layer's shapes, and not what reads the states between layers or after them. So a few
 tokens are run, with attention that only observes.
@@ -17,7 +17,7 @@ from radixkv.model.batch_checks import Forward, refuse_mixing, refuse_other_posi
 from radixkv.model.layer_probe import attend_nothing, watch_layers
 from radixkv.model.loader import LoadedModel
 from radixkv.model.model_errors import errors_of_model
-from radixkv.model.native import Chain, join_layers, losing_rows, watch_chains
+from radixkv.model.native import Chain, join_layers, nan_in_other_rows, watch_chains
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,7 @@ def find_structure(loaded: LoadedModel, forward: Forward) -> ModelStructure:
     positions = torch.arange(3, device=loaded.device)
     with (
         watch_layers(model, name) as called,
-        losing_rows(model, kept=1) as last,
+        nan_in_other_rows(model, kept=1) as last,
         watch_chains(model) as chains,
         errors_of_model(model),
     ):
@@ -61,7 +61,7 @@ def find_structure(loaded: LoadedModel, forward: Forward) -> ModelStructure:
         raise UnsupportedModelError(f"{name}: it computes logits of other tokens than those that are wanted")
     if not called:
         raise UnsupportedModelError(f"{name}: no layer of the model calls the attention interface")
-    loses_nothing = last == [*called][-1] and bool(logits.isfinite().all())
+    needs_one_row = last == [*called][-1] and bool(logits.isfinite().all())
     refuse_mixing(forward, tokens, name)
     refuse_other_positions(forward, tokens, name)
     join_layers(chains)
@@ -69,4 +69,4 @@ def find_structure(loaded: LoadedModel, forward: Forward) -> ModelStructure:
     if not (torch.equal(joined, logits) and logits.any()):  # something reads the states between layers
         chains = [[layer] for chain in chains for layer in chain]
         join_layers(chains)
-    return ModelStructure(dict(sorted(called.items())), chains, last if loses_nothing else None, logits.shape[1])
+    return ModelStructure(dict(sorted(called.items())), chains, last if needs_one_row else None, logits.shape[1])

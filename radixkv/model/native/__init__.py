@@ -18,7 +18,7 @@ need not know every model that it fits, and what it does not fit stays as transf
     replace     finds the modules, compares, replaces
 """
 
-from radixkv.model.native.last_layer import losing_rows
+from radixkv.model.native.last_layer import nan_in_other_rows
 from radixkv.model.native.layer_chains import Chain, join_layers, layers_over, watch_chains
 from radixkv.model.native.panel_cache import PanelCache
 from radixkv.model.native.replace import prepare_for_cpu
@@ -32,7 +32,7 @@ __all__ = [
     "WeightKeeper",
     "join_layers",
     "layers_over",
-    "losing_rows",
+    "nan_in_other_rows",
     "prepare_for_cpu",
     "watch_chains",
     "weights_of",

@@ -16,25 +16,25 @@ from radixkv.model.native.layer import NativeDecoderLayer
 
 
 @contextmanager
-def losing_rows(model: nn.Module, kept: int) -> Iterator[int | None]:
-    """Within, the last decoder layer returns NaN in all rows but one: if its logits are finite, they need no other row.
+def nan_in_other_rows(model: nn.Module, kept: int) -> Iterator[int | None]:
+    """Within, the last decoder layer returns NaN in all rows but one: finite logits of that row then depend on no other.
 
     Args:
         kept: that row of a packed batch.
 
     Yields:
-        The layer's index; None: it is not made of native modules, and nothing is lost.
+        The layer's index; None: it is not made of native modules, and returns all rows.
     """
 
-    def lose(_: nn.Module, __: object, output: torch.Tensor) -> torch.Tensor:
-        left = torch.full_like(output, torch.nan)
-        left[:, kept] = output[:, kept]
-        return left
+    def replace_others(_: nn.Module, __: object, output: torch.Tensor) -> torch.Tensor:
+        rows = torch.full_like(output, torch.nan)
+        rows[:, kept] = output[:, kept]
+        return rows
 
     layers = {module.layer_idx: module for module in model.modules() if isinstance(module, NativeDecoderLayer)}
     if not layers:
         yield None
         return
     last = max(layers)
-    with layers[last].register_forward_hook(lose):
+    with layers[last].register_forward_hook(replace_others):
         yield last

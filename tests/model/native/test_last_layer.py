@@ -63,12 +63,12 @@ def test_log_probabilities_are_those_of_all_rows(
         return [(output.prompt_logprobs, output.outputs[0].logprobs) for output in outputs]
 
     @contextmanager
-    def lose_nothing(*_: Any, **__: Any) -> Iterator[None]:
+    def compute_all_rows(*_: Any, **__: Any) -> Iterator[None]:
         yield None
 
     with use(variant):
         given = answers()
-        monkeypatch.setattr(structure, "losing_rows", lose_nothing)
+        monkeypatch.setattr(structure, "nan_in_other_rows", compute_all_rows)
         assert given == answers()
 
 
