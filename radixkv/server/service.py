@@ -80,8 +80,8 @@ class Service:
         return self.model_names[0]
 
     @property
-    def serves_strangers(self) -> bool:
-        """Whether clients that share one tenant may be strangers, to whom /live and explanations show no prompts."""
+    def hides_prompts(self) -> bool:
+        """Whether /live and explanations show no prompts: one tenant is shared by clients that may be different users."""
         return self.tenants.open_to_all and self.config.allow_unauthenticated
 
     def check_model(self, name: str | None) -> None:

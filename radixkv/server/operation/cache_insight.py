@@ -49,7 +49,7 @@ async def explanations(
 ) -> list[CacheExplanation]:
     """Why no more of the prompts would be reused now; reveals nothing of other tenants or salts.
 
-    Where strangers share one tenant, tokens of the most similar cached prompt are left out: it may be another person's.
+    Where `Service.hides_prompts`, tokens of the most similar cached prompt are left out: it may be another user's.
 
     Raises:
         TypeError, ValueError: too many prompts, or one without tokens, or with tokens that the model lacks.
@@ -60,6 +60,6 @@ async def explanations(
         raise ValueError(f"explain_cache: expected at most {MAX_EXPLAINED} prompts with it, got {len(prompts)}")
     prompts = [replace(prompt, read_cache=prompt.reuses_prefixes(params)) for prompt in prompts]
     explained = await service.llm.explain_prompts(prompts, tenant=tenant)
-    if service.serves_strangers:
+    if service.hides_prompts:
         explained = [replace(one, difference=None) for one in explained]
     return [CacheExplanation(text=str(one), **one.as_dict()) for one in explained]

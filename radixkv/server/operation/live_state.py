@@ -216,7 +216,7 @@ async def _capture(service: Service, llm: AsyncLLM, tenant: Tenant) -> LiveState
 
 def _visible(service: Service, tenant: Tenant) -> Callable[[str], bool]:
     """A predicate: whether a tenant may see what is in a namespace."""
-    if service.serves_strangers:
+    if service.hides_prompts:
         return lambda namespace: False
     if service.tenants.open_to_all:
         return lambda namespace: namespace == tenant.namespace()
