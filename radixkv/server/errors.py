@@ -30,7 +30,7 @@ from radixkv.errors import (
     RequestTimeoutError,
 )
 from radixkv.option_words import nearest
-from radixkv.server.messages.errors import as_messages_error, has_anthropic_s_form
+from radixkv.server.messages.errors import as_messages_error, uses_anthropic_format
 from radixkv.server.validation_errors import in_words
 
 # Those that any endpoint may answer with.
@@ -82,7 +82,7 @@ class ApiError(Exception):
         error = self.body.error
         body = (
             as_messages_error(self.status, error.message, error.param, error.code)
-            if has_anthropic_s_form(scope)
+            if uses_anthropic_format(scope)
             else self.body
         )
         return JSONResponse(body.model_dump(), self.status, self.headers)

@@ -31,7 +31,7 @@ class MessagesErrorDetail(BaseModel):
 
 
 class ThreadRefusal(BaseModel):
-    """Tells Anthropic's clients to send this request and later ones without a ``thread``."""
+    """Details by which Anthropic's clients send this request, and later ones, without a ``thread``."""
 
     error_code: Literal["thread_unsupported_request"] = "thread_unsupported_request"
     unsupported: list[str] = ["thread"]
@@ -65,14 +65,14 @@ def as_messages_error(status: int, message: str, param: str | None = None, code:
     return MessagesError(error=detail(type=kind, message=f"{opening}{message}"))
 
 
-def is_anthropic_s_client(headers: Headers) -> bool:
-    """Whether Anthropic's client sent a request; OpenAI's, without this header, asks for models at the same address."""
+def is_anthropic_client(headers: Headers) -> bool:
+    """Whether Anthropic's client sent a request; OpenAI's, without this header, requests models by the same path."""
     return "anthropic-version" in headers
 
 
-def has_anthropic_s_form(scope: Scope) -> bool:
-    """Whether a response has that form: always in the Messages API, and for /v1/models where Anthropic's client asks."""
+def uses_anthropic_format(scope: Scope) -> bool:
+    """Whether responses have Anthropic's format: in the Messages API, and in /v1/models for Anthropic's client."""
     path = f"{scope['path']}/"
     return path.startswith("/v1/messages/") or (
-        path.startswith("/v1/models/") and is_anthropic_s_client(Headers(scope=scope))
+        path.startswith("/v1/models/") and is_anthropic_client(Headers(scope=scope))
     )

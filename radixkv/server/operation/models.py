@@ -12,7 +12,7 @@ from pydantic import BaseModel
 from radixkv import __version__
 from radixkv.server.access.authentication import CurrentTenant
 from radixkv.server.errors import ERROR_STATUSES, ApiError, ErrorBody
-from radixkv.server.messages.errors import MessagesError, is_anthropic_s_client
+from radixkv.server.messages.errors import MessagesError, is_anthropic_client
 from radixkv.server.messages.objects import ModelInfo, ModelInfoPage
 from radixkv.server.service import Service
 
@@ -66,7 +66,7 @@ def model_routes(service: Service) -> APIRouter:
     async def list_models(request: Request, tenant: CurrentTenant) -> ModelList | ModelInfoPage:
         """The models that can be requested; in Anthropic's form for its clients."""
         names = service.model_names
-        if not is_anthropic_s_client(request.headers):
+        if not is_anthropic_client(request.headers):
             return ModelList(data=[model(name) for name in names])
         return ModelInfoPage(data=[model_info(name) for name in names], first_id=names[0], last_id=names[-1])
 
@@ -74,7 +74,7 @@ def model_routes(service: Service) -> APIRouter:
     async def get_model(name: str, request: Request, tenant: CurrentTenant) -> Model | ModelInfo:
         """One model; in Anthropic's form for its clients."""
         service.check_model(name)
-        return model_info(name) if is_anthropic_s_client(request.headers) else model(name)
+        return model_info(name) if is_anthropic_client(request.headers) else model(name)
 
     @router.get("/version", tags=["observation"])
     async def version() -> Version:
