@@ -16,7 +16,7 @@ from aiohttp.connector import AddrInfoType
 from httpx_aiohttp import AiohttpTransport
 from httpx_aiohttp.transport import AiohttpResponseStream
 
-from radixkv.server.transport.listener import notice_loss
+from radixkv.server.transport.listener import enable_keepalive
 
 _EXPECTED_URL = "expected http://host:port or unix:///path"
 # For most calls. A replica may have to read its model's files, or to wait for the end of a step.
@@ -158,7 +158,7 @@ def _session(tls: ssl.SSLContext | bool) -> aiohttp.ClientSession:
 def _connection_socket(address: AddrInfoType) -> socket.socket:
     family, kind, protocol, _, _ = address
     connection = socket.socket(family, kind, protocol)
-    notice_loss(connection)
+    enable_keepalive(connection)
     return connection
 
 

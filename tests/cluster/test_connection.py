@@ -204,9 +204,9 @@ async def test_a_closed_client_ends_what_is_read(tmp_path: Path) -> None:
             await anext(pieces)
 
 
-async def test_a_connection_notices_that_its_replica_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
-    noticing: list[socket.socket] = []
-    monkeypatch.setattr("radixkv.cluster.connection.notice_loss", noticing.append)
+async def test_the_system_probes_connections_to_replicas(monkeypatch: pytest.MonkeyPatch) -> None:
+    probed: list[socket.socket] = []
+    monkeypatch.setattr("radixkv.cluster.connection.enable_keepalive", probed.append)
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")
@@ -218,7 +218,7 @@ async def test_a_connection_notices_that_its_replica_is_gone(monkeypatch: pytest
         port = server.sockets[0].getsockname()[1]
         async with connect(f"http://127.0.0.1:{port}") as client:
             assert (await client.get("/")).text == "ok"
-    assert len(noticing) == 1
+    assert len(probed) == 1
 
 
 async def test_what_a_host_that_is_cut_off_never_had_is_not_lost_there(
@@ -227,7 +227,7 @@ async def test_what_a_host_that_is_cut_off_never_had_is_not_lost_there(
     """A request took one of its four attempts with it for each host that fell silent while it connected there."""
     with caplog.at_level(logging.INFO):
         connecting = asyncio.Event()
-        monkeypatch.setattr("radixkv.cluster.connection.notice_loss", lambda _: connecting.set())
+        monkeypatch.setattr("radixkv.cluster.connection.enable_keepalive", lambda _: connecting.set())
         with socket.create_server(("127.0.0.1", 0), backlog=0) as full:
             address = full.getsockname()
             with socket.create_connection(address):  # the system takes one, and answers no further ones

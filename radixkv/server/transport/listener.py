@@ -25,8 +25,8 @@ _ALL_HOSTS = frozenset({"0.0.0.0", "::"})
 _MAX_UNIX_PATH = 107
 
 
-def notice_loss(connection: socket.socket) -> None:
-    """Have the system end a TCP connection whose other end is gone; otherwise, a reader would wait forever.
+def enable_keepalive(connection: socket.socket) -> None:
+    """Have the system probe a TCP connection, and end it when its other end is gone: a reader would wait forever.
 
     Accepted connections inherit it from the listening socket.
     """
@@ -51,7 +51,7 @@ def tcp_listener(host: str, port: int, *, shared: bool = False) -> Iterator[sock
     with socket.socket(family, socket.SOCK_STREAM) as listener:
         try:
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            notice_loss(listener)
+            enable_keepalive(listener)
             if shared:
                 listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
             listener.bind((host, port))
