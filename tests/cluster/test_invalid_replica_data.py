@@ -57,7 +57,7 @@ def beam_with(place: int, value: Any) -> bytes:
     return beams_with(beams=[beam])
 
 
-LIES = {
+INVALID_PIECES = {
     "no JSON": b"<html>\n",
     "no object": b"[1, 2]\n",
     "no piece": b"{}\n",
@@ -65,7 +65,7 @@ LIES = {
     "an error beside an end": b'{"finished": true, "error": "odd"}\n',
     "an error of many kinds": b'{"error": "odd", "kind": ["odd"]}\n',
     "no outputs": b'{"finished": false}\n',
-    "a sample that nobody asked for": line([0, "a", [9], 0.0, None, None, None], [1, "a", [9], 0.0, None, None, None]),
+    "a sample beyond n": line([0, "a", [9], 0.0, None, None, None], [1, "a", [9], 0.0, None, None, None]),
     "a sample before the first": line([-1, "a", [9], 0.0, None, None, None]),
     "a sample with a fraction": line([0.0, "a", [9], 0.0, None, None, None]),
     "tokens as text": line([0, "a", ["9"], 0.0, None, None, None]),
@@ -96,9 +96,9 @@ LIES = {
     "a time below 0": line(TOKEN, loaded_tokens={"disk": 16}, load_seconds=-1),
     "drafts of a source without numbers": line(TOKEN, drafts={"tree": [1]}),
     "drafts below 0": line(TOKEN, drafts={"tree": [1, -1]}),
-    "those of a part of the prompt": line(TOKEN, prompt_logprobs=[None, [[6, -1.0, 1, "a"]]]),
+    "the prompt's log-probabilities of a part of it": line(TOKEN, prompt_logprobs=[None, [[6, -1.0, 1, "a"]]]),
 }
-BEAMS = {
+INVALID_BEAMS = {
     "none": beams_with(beams=[]),
     "more than were asked for": beams_with(beams=[[[*PROMPT, 9], [[[9, -1.0, 1, "a"]]], -1.0, "length", None]] * 3),
     "another prompt's": beams_with(num_prompt_tokens=3),
@@ -113,43 +113,43 @@ BEAMS = {
     "a reason that is an object": beam_with(4, {}),
     "cached tokens as text": beams_with(num_cached_tokens="none"),
 }
-REFUSALS = {
+INVALID_REFUSALS = {
     "no kind": b'{"error": "odd"}',
     "no time after which to come again": b'{"error": "full", "kind": "QueueFullError"}',
     "another time": b'{"error": "full", "kind": "QueueFullError", "retry_after": "later"}',
     "never": b'{"error": "full", "kind": "QueueFullError", "retry_after": 1e999}',
     "a time before": b'{"error": "full", "kind": "QueueFullError", "retry_after": -5}',
 }
-BAD_REQUESTS = {
+INVALID_ERRORS = {
     "many kinds": b'{"error": "odd", "kind": ["odd"]}',
     "a reason as a number": b'{"error": 7, "kind": "ValueError"}',
 }
-STATUSES = {**dict.fromkeys(REFUSALS, 503), **dict.fromkeys(BAD_REQUESTS, 400)}
+STATUSES = {**dict.fromkeys(INVALID_REFUSALS, 503), **dict.fromkeys(INVALID_ERRORS, 400)}
 
 
-class Lying(httpx.AsyncBaseTransport):
-    """Answers that many requests with this body; then tells the truth."""
+class InvalidAnswers(httpx.AsyncBaseTransport):
+    """The first requests, so many of them, are answered with this body; later ones by the replica."""
 
     def __init__(self, app: Any, body: bytes, times: int, status: int) -> None:
         self._inner = httpx.ASGITransport(app)
         self._body = body
         self._status = status
         self._times = times
-        self.asked: list[str] = []
+        self.hosts: list[str] = []
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
         if request.url.path == "/health":
             return await self._inner.handle_async_request(request)
-        self.asked.append(request.url.host)
-        if len(self.asked) > self._times:
+        self.hosts.append(request.url.host)
+        if len(self.hosts) > self._times:
             return await self._inner.handle_async_request(request)
         return httpx.Response(self._status, content=self._body)
 
 
-def lying(
+def streams_with_invalid_answers(
     engine: AsyncLLM, body: bytes, times: int, *, status: int = 200, wait_seconds: float = 0.0
-) -> tuple[ReplicaStreams, Lying]:
-    transport = Lying(replica_app(engine, SECRET), body, times, status)
+) -> tuple[ReplicaStreams, InvalidAnswers]:
+    transport = InvalidAnswers(replica_app(engine, SECRET), body, times, status)
     clients = {name: httpx.AsyncClient(transport=transport, base_url=f"http://{name}") for name in "abcd"}
     return streams_over(clients, vocab_size=engine.loaded.vocab_size, wait_seconds=wait_seconds), transport
 
@@ -158,26 +158,26 @@ async def test_invalid_data_is_not_passed_on_and_another_replica_answers() -> No
     llm = LLM(build_supported("llama"), num_blocks=40)
     (expected,) = llm.generate({"prompt_token_ids": PROMPT}, PARAMS, use_tqdm=False)
     async with AsyncLLM(llm) as engine:
-        for name, body in {**LIES, **REFUSALS, **BAD_REQUESTS}.items():
-            streams, transport = lying(engine, body, 2, status=STATUSES.get(name, 200))
+        for name, body in {**INVALID_PIECES, **INVALID_REFUSALS, **INVALID_ERRORS}.items():
+            streams, transport = streams_with_invalid_answers(engine, body, 2, status=STATUSES.get(name, 200))
             assert await tokens(streams, Prompt(PROMPT), PARAMS) == expected.outputs[0].token_ids, name
-            assert len(transport.asked) == len(set(transport.asked)) == 3, name
-        for name in ("no JSON", "no end"):  # nor is it asked for ever, while there is time to wait for another one
-            streams, transport = lying(engine, LIES[name], 100, wait_seconds=1000.0)
+            assert len(transport.hosts) == len(set(transport.hosts)) == 3, name
+        for name in ("no JSON", "no end"):  # nor is it requested for ever, while there is time to wait for another one
+            streams, transport = streams_with_invalid_answers(engine, INVALID_PIECES[name], 100, wait_seconds=1000.0)
             with pytest.raises(ReplicasLostError, match="was lost by 4 replicas"):
                 await tokens(streams, Prompt(PROMPT), PARAMS)
-            assert len(transport.asked) == 4, name
+            assert len(transport.hosts) == 4, name
 
 
 async def test_a_search_with_malformed_beams_starts_over() -> None:
     llm = LLM(build_supported("llama"), num_blocks=40)
     (expected,) = llm.beam_search([{"prompt_token_ids": PROMPT}], BEAM_PARAMS)
     async with AsyncLLM(llm) as engine:
-        for name, body in BEAMS.items():
-            streams, transport = lying(engine, body, 1)
+        for name, body in INVALID_BEAMS.items():
+            streams, transport = streams_with_invalid_answers(engine, body, 1)
             found = await streams.beam_search(Prompt(PROMPT), BEAM_PARAMS, "one")
             assert [beam.tokens for beam in found.sequences] == [beam.tokens for beam in expected.sequences], name
-            assert len(transport.asked) == 2, name
+            assert len(transport.hosts) == 2, name
 
 
 async def test_a_line_may_arrive_in_any_pieces_and_empty_lines_are_ignored() -> None:
@@ -231,37 +231,37 @@ async def test_a_server_that_is_not_a_replica_leaves_the_set_as_it_was() -> None
     load = encode_load(LOAD)
     held = b"".join(encode_held(np.zeros(0, np.uint64)))
     async with AsyncLLM(LLM(build_supported("llama"), num_blocks=40)) as engine:
-        true = (await describe(engine, "one", 0.0)).as_json()
-    lies: list[tuple[Any, bytes, str]] = [
+        valid = (await describe(engine, "one", 0.0)).as_json()
+    invalid: list[tuple[Any, bytes, str]] = [
         ([], b"", "TypeError"),
-        ({**true, "identity": []}, held + load, "identity: expected an object"),
-        ({**true, "instance": []}, held + load, "instance: expected a name"),
-        ({**true, "age": -1.0}, held + load, "age: expected seconds, got -1.0"),
-        ({**true, "capacity": {}}, held + load, "max_model_len: expected a value of type int, got None"),
-        ({**true, "capacity": []}, held + load, "capacity: expected an object"),
-        ({**true, "chat_template": {"default": 7}}, held + load, "chat_template: expected a text, texts by name"),
-        ({**true, "identity": {"block_size": 16}}, held + load, "version: expected"),
+        ({**valid, "identity": []}, held + load, "identity: expected an object"),
+        ({**valid, "instance": []}, held + load, "instance: expected a name"),
+        ({**valid, "age": -1.0}, held + load, "age: expected seconds, got -1.0"),
+        ({**valid, "capacity": {}}, held + load, "max_model_len: expected a value of type int, got None"),
+        ({**valid, "capacity": []}, held + load, "capacity: expected an object"),
+        ({**valid, "chat_template": {"default": 7}}, held + load, "chat_template: expected a text, texts by name"),
+        ({**valid, "identity": {"block_size": 16}}, held + load, "version: expected"),
         (
-            {**true, "identity": {**true["identity"], "block_size": 0}},
+            {**valid, "identity": {**valid["identity"], "block_size": 0}},
             held + load,
             "block_size: expected at least 1, got 0",
         ),
-        ({**true, "identity": {**true["identity"], "model": "another"}}, b"", "expected events, and they ended"),
+        ({**valid, "identity": {**valid["identity"], "model": "another"}}, b"", "expected events, and they ended"),
         (
-            {**true, "identity": {**true["identity"], "model": "another"}},
+            {**valid, "identity": {**valid["identity"], "model": "another"}},
             encode_record(Kind.CLEARED),
             "expected HELD as its first record",
         ),
     ]
-    answers = {str(number): (described, events) for number, (described, events, _) in enumerate(lies)}
-    answers["honest"] = true, held + load
+    answers = {str(number): (described, events) for number, (described, events, _) in enumerate(invalid)}
+    answers["valid"] = valid, held + load
 
     def connect(url: str) -> httpx.AsyncClient:
         described, events = answers[url]
 
         async def body() -> AsyncIterator[bytes]:
             yield events
-            if url == "honest":
+            if url == "valid":
                 await asyncio.Event().wait()
 
         async def answer(request: httpx.Request) -> httpx.Response:
@@ -272,13 +272,13 @@ async def test_a_server_that_is_not_a_replica_leaves_the_set_as_it_was() -> None
         return httpx.AsyncClient(transport=httpx.MockTransport(answer), base_url="http://replica")
 
     replicas = ReplicaSet(SECRET, connect=connect)
-    for number, (_, _, message) in enumerate(lies):
+    for number, (_, _, message) in enumerate(invalid):
         with pytest.raises(ConnectionError, match=message):
-            await replicas.add("liar", str(number))
+            await replicas.add("invalid", str(number))
         assert (replicas.names, replicas.generations.newest) == ([], None)
-    await replicas.add("honest", "honest")
+    await replicas.add("valid", "valid")
     assert replicas.generations.newest is not None
-    assert replicas.generations.newest.as_json() | {"age": true["age"]} == true
+    assert replicas.generations.newest.as_json() | {"age": valid["age"]} == valid
     await replicas.close()
 
 
