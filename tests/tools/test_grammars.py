@@ -288,6 +288,58 @@ def test_of_a_strict_strings_values_those_of_its_length_may_be_written() -> None
     assert not grammar.accepts(write([("f", {"unit": "c"})]))
 
 
+OPTIONAL_TEXTS: list[dict[str, Any]] = [
+    {"anyOf": [{"type": "string"}, {"type": "null"}], "default": None, "title": "Value"},
+    {"type": ["string", "null"]},
+    {"type": ["integer", "string", "null"]},
+    {"anyOf": [{"$ref": "#/$defs/Text"}, {"type": "null"}]},
+]
+NODE = {"type": "object", "properties": {"next": {"$ref": "#/$defs/Node"}}}
+
+
+def with_value(name: str, schema: dict[str, Any]) -> tuple[AnswerForm, Grammar]:
+    """For a tool ``f`` whose one argument ``value`` has this schema, in this form."""
+    parameters = {"properties": {"value": schema}, "$defs": {"Text": {"type": "string"}, "Node": NODE}}
+    tool = {"type": "function", "function": {"name": "f", "parameters": parameters}}
+    tokenizer = make_tokenizer(TEMPLATES[name])
+    form = ChatFormat.of(tokenizer).answer_form("", options("required", tools=[tool]))
+    assert form is not None
+    return form, Grammar(form, tokenizer)
+
+
+@pytest.mark.parametrize("schema", OPTIONAL_TEXTS)
+@pytest.mark.parametrize("name", ["qwen3_coder", "glm", "minimax"])
+def test_where_a_string_or_another_value_is_allowed_a_string_is_text(name: str, schema: dict[str, Any]) -> None:
+    """It could only be written as JSON, in quotes, as these models do not write it."""
+    form, grammar = with_value(name, schema)
+    for value in ["text", "Rome\nItaly", '"quoted" text', "[1]", "{x", "", "1.5", None]:
+        text = form.format.calls.write_calls([("f", {"value": value})])
+        assert grammar.accepts(text)
+        for pieces in ([text], text):
+            assert functions(read(form, pieces)) == [("f", {"value": value})]
+
+
+@pytest.mark.parametrize("name", ["qwen3_coder", "glm", "minimax"])
+def test_text_that_is_json_of_another_kind_is_that_value(name: str) -> None:
+    any_node = {"anyOf": [{"type": "string"}, {"$ref": "#/$defs/Node"}]}
+    for schema, value in ((OPTIONAL_TEXTS[2], 3), (any_node, {"next": {}})):
+        form, grammar = with_value(name, schema)
+        text = form.format.calls.write_calls([("f", {"value": value})])
+        assert grammar.accepts(text)
+        assert functions(read(form, text)) == [("f", {"value": value})]
+
+
+@pytest.mark.parametrize("schema", [{"type": ["string", "null"], "enum": ["c", "f", None]}, {"enum": ["c", "f", None]}])
+@pytest.mark.parametrize("name", ["qwen3_coder", "glm", "minimax", "gemma", "minimax_m3"])
+def test_of_an_optional_string_s_values_each_is_text_or_null(name: str, schema: dict[str, Any]) -> None:
+    form, grammar = with_value(name, schema)
+    write = form.format.calls.write_calls
+    for value in ("f", None):
+        assert grammar.accepts(write([("f", {"value": value})]))
+        assert functions(read(form, write([("f", {"value": value})]))) == [("f", {"value": value})]
+    assert not grammar.accepts(write([("f", {"value": "k"})]))
+
+
 def test_an_argument_that_is_required_and_not_described_is_written() -> None:
     """No call of Qwen3-Coder's form could have it."""
     grammar = Grammar(with_unit({"type": "integer"}, "place"), make_tokenizer(TEMPLATES["qwen3_coder"]))

@@ -12,6 +12,7 @@ from typing import Any
 from radixkv.tools.definitions import Tool
 from radixkv.tools.formats.argument_values import described_properties, value_before
 from radixkv.tools.formats.base import CallFormat, json_text, marked_calls, with_arguments_as_objects
+from radixkv.tools.formats.schema_kinds import SchemaKinds
 from radixkv.tools.grammar import GrammarWriter
 from radixkv.tools.source import AnswerSource, Parsing
 
@@ -48,10 +49,13 @@ class ArgumentElements(CallFormat):
 
     def call_body(self, writer: GrammarWriter, tool: Tool, rule: str) -> str:
         required = tool.parameters.get("required", ())
-        parts = [self.name_expression(writer, tool.name)]
+        parts, kinds = [self.name_expression(writer, tool.name)], SchemaKinds(tool.parameters)
         for index, (key, schema) in enumerate(described_properties(tool.parameters).items()):
-            value = value_before(writer, tool, schema, f"{rule}_{index}", self.value_end)
-            part = self.argument_expression(writer, key, value)
+            values = (
+                value_before(writer, tool, kind, f"{rule}_{index}_{number}", self.value_end)
+                for number, kind in enumerate(kinds.text_apart(schema))
+            )
+            part = self.argument_expression(writer, key, f"({' | '.join(values)})")
             parts.append(part if key in required else f"({part})?")
         return " ".join([*parts, self.end_expression(writer)])
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
 from radixkv.tools.definitions import Tool
 from radixkv.tools.formats.base import json_text
+from radixkv.tools.formats.schema_kinds import SchemaKinds, is_of_type, is_string, named_values
 from radixkv.tools.grammar import GrammarWriter
 from radixkv.tools.pieces import ToolCallArguments, ToolCallBegin
 
@@ -41,7 +42,7 @@ def value_before(writer: GrammarWriter, tool: Tool, schema: Any, rule: str, end:
         definitions = {key: tool.parameters[key] for key in ("$defs", "definitions") if key in tool.parameters}
         whole = {**schema, **definitions} if isinstance(schema, Mapping) else {}
         return f"{writer.schema(tool, rule, whole)} {as_tokens}"
-    values = _values(schema)
+    values = named_values(schema)
     constraints = _STRING_CONSTRAINTS & set(schema) - (_LENGTHS if values is not None else frozenset())
     if tool.strict and constraints:
         named = ", ".join(sorted(constraints))
@@ -52,26 +53,11 @@ def value_before(writer: GrammarWriter, tool: Tool, schema: Any, rule: str, end:
     return writer.text_before(end)
 
 
-def is_string(schema: Any) -> bool:
-    """Whether a schema allows strings only."""
-    if not isinstance(schema, Mapping):
-        return False
-    values = _values(schema)
-    if isinstance(values, list) and values and all(isinstance(value, str) for value in values):
-        return True
-    return schema.get("type") == "string" and values is None
-
-
 def _has_length(value: str, schema: Mapping[str, Any]) -> bool:
     least, most = schema.get("minLength"), schema.get("maxLength")
     return not (
         (isinstance(least, int | float) and len(value) < least) or (isinstance(most, int | float) and len(value) > most)
     )
-
-
-def _values(schema: Mapping[str, Any]) -> Any:
-    """The only values that a schema allows, if it names them; else None."""
-    return [schema["const"]] if "const" in schema else schema.get("enum")
 
 
 class ArgumentsAsJson:
@@ -85,11 +71,13 @@ class ArgumentsAsJson:
     def __init__(self, call: ToolCallBegin, tool: Tool) -> None:
         self._index = call.index
         self._properties = tool.parameters["properties"]
+        self._kinds = SchemaKinds(tool.parameters)
         self._separator = "{"
 
     def add(self, key: str, text: str) -> ToolCallArguments:
         """The next argument, with the text of its value."""
-        return self.add_json(key, as_json(text, self._properties.get(key)))
+        schema = self._properties.get(key)
+        return self.add_json(key, json_text(text) if schema is None else as_json(text, self._kinds.of(schema)))
 
     def add_json(self, key: str, value: str) -> ToolCallArguments:
         """The next argument, with its value as JSON text."""
@@ -102,12 +90,27 @@ class ArgumentsAsJson:
         return ToolCallArguments(self._index, "{}" if self._separator == "{" else "}")
 
 
-def as_json(text: str, schema: Any) -> str:
-    """A value as JSON text: valid JSON stays as it is, unless the schema asks for a string or says nothing; else a string."""
-    if schema is not None and not is_string(schema):
-        try:
-            json.loads(text, parse_constant=int)  # which refuses NaN and Infinity: no JSON
-            return text
-        except (ValueError, RecursionError):
-            pass
+def as_json(text: str, kinds: Sequence[Any]) -> str:
+    """A value as JSON text: JSON stays as it is if it may be of one of these kinds that is not of strings; else a string.
+
+    Args:
+        kinds: schemas, as those of `SchemaKinds`.
+    """
+    others = [kind for kind in kinds if not is_string(kind)]
+    try:
+        value = json.loads(text, parse_constant=int)  # which refuses NaN and Infinity: no JSON
+    except (ValueError, RecursionError):
+        return json_text(text)
+    if len(others) == len(kinds) or (not isinstance(value, str) and any(_may_be(value, kind) for kind in others)):
+        return text
     return json_text(text)
+
+
+def _may_be(value: Any, kind: Any) -> bool:
+    """Whether a value is of a kind, as far as that names types and values."""
+    if not isinstance(kind, Mapping):
+        return True
+    values = named_values(kind)
+    if isinstance(values, list):
+        return value in values
+    return "type" not in kind or is_of_type(value, kind["type"])

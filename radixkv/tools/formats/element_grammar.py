@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from radixkv.tools.definitions import Tool
-from radixkv.tools.formats.argument_values import described_properties, is_string, value_before
+from radixkv.tools.formats.argument_values import described_properties, value_before
 from radixkv.tools.formats.element_syntax import KEY, Members, Nested, ValueFrames
-from radixkv.tools.formats.schema_kinds import SchemaKinds, names_kind, names_members
+from radixkv.tools.formats.schema_kinds import SchemaKinds, is_string, names_kind, names_members
 from radixkv.tools.grammar import ANNOTATIONS, GrammarWriter, escaped
 
 _OF_OBJECTS = frozenset({"type", "properties", "required", "additionalProperties", *ANNOTATIONS})
@@ -65,7 +65,7 @@ class ElementGrammar:
 
     def _kinds_of(self, schema: Any) -> Sequence[Any]:
         if not self._syntax.splits_kinds:
-            return [schema]
+            return self._kinds.text_apart(schema)
         return [each for kind in self._kinds.of(schema) for each in self._any_of(kind)]
 
     def _any_of(self, kind: Any) -> Sequence[Any]:

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
-from radixkv.tools.formats.argument_values import ArgumentsAsJson, as_json, described_properties, is_string
+from radixkv.tools.formats.argument_values import ArgumentsAsJson, as_json, described_properties
 from radixkv.tools.formats.base import json_text
 from radixkv.tools.formats.element_syntax import KEY, Members, ValueFrame, ValueFrames
-from radixkv.tools.formats.schema_kinds import SchemaKinds, names_members
+from radixkv.tools.formats.schema_kinds import SchemaKinds, is_string, names_members
 from radixkv.tools.json_calls import json_text_before, json_value_text
 from radixkv.tools.pieces import ToolCallBegin
 from radixkv.tools.source import (
@@ -30,16 +29,6 @@ _ANY: Mapping[str, Any] = MappingProxyType({})
 _MAX_DEPTH = 64
 # Values that may be written as nothing, the likeliest first.
 _EMPTY = MappingProxyType({"string": '""', "array": "[]", "object": "{}"})
-_NAMES_OF_TYPES: Mapping[type, Sequence[str]] = MappingProxyType(
-    {
-        bool: ("boolean",),
-        int: ("integer", "number"),
-        float: ("number",),
-        type(None): ("null",),
-        list: ("array",),
-        dict: ("object",),
-    }
-)
 
 
 def read_arguments(source: AnswerSource, begun: ToolCallBegin, syntax: Members, close: str) -> Parsing[None]:
@@ -101,11 +90,7 @@ class _Reader:
         """The frame of a value, which shows in how it begins, or in the schema."""
         if frames.tell_strings:
             return found
-        return frames.strings if all(map(is_string, self._kinds_of(schema))) else frames.others
-
-    def _kinds_of(self, schema: Any) -> Sequence[Any]:
-        """What the grammar allows for the schema."""
-        return self._kinds.of(schema) if self._syntax.splits_kinds else [schema]
+        return frames.strings if all(map(is_string, self._kinds.of(schema))) else frames.others
 
     def _value(self, frame: ValueFrame, frames: ValueFrames, schema: Any, key: str) -> Parsing[str]:
         """A value, after the beginning of its frame, and the end of that."""
@@ -114,9 +99,9 @@ class _Reader:
         if frame is frames.strings:
             text, _ = yield from collect_until(source, [end])
             return json_text(text)
+        kinds = self._kinds.of(schema)
         if nested is None:
-            return as_json((yield from json_text_before(source, end)), schema)
-        kinds = self._kinds_of(schema)
+            return (yield from self._text_or_json(frames, kinds, end))
         types = [kind.get("type") if isinstance(kind, Mapping) else None for kind in kinds]
         if end and (yield from starts_with(source, end)):
             return next((text for kind, text in _EMPTY.items() if kind in types), json_text(""))
@@ -130,11 +115,17 @@ class _Reader:
             return (yield from self._within(self._object(_of_type("object", kinds), end)))
         if not end:
             yield from skip_whitespace(source)
-            return as_json((yield from json_value_text(source)), _ANY)
-        if frames.tell_strings or not any(map(is_string, kinds)):
-            return as_json((yield from json_text_before(source, end)), schema)
-        text, _ = yield from collect_until(source, [end])
-        return text if _is_other_than_string(text, kinds) else json_text(text)
+            return as_json((yield from json_value_text(source)), [_ANY])
+        return (yield from self._text_or_json(frames, kinds, end))
+
+    def _text_or_json(self, frames: ValueFrames, kinds: Sequence[Any], end: str) -> Parsing[str]:
+        """A value in the frame of those that are not strings, which may be one where frames do not tell."""
+        if frames.tell_strings:
+            kinds = [kind for kind in kinds if not is_string(kind)] or kinds
+        elif any(map(is_string, kinds)):
+            text, _ = yield from collect_until(self._source, [end])
+            return as_json(text, kinds)
+        return as_json((yield from json_text_before(self._source, end)), kinds)
 
     def _within(self, value: Parsing[str]) -> Parsing[str]:
         """A list or an object."""
@@ -172,17 +163,3 @@ class _Reader:
 
 def _of_type(name: str, kinds: Sequence[Any]) -> Any:
     return next((kind for kind in kinds if isinstance(kind, Mapping) and kind.get("type") == name), _ANY)
-
-
-def _is_other_than_string(text: str, kinds: Sequence[Any]) -> bool:
-    """Whether a text is JSON of one of these kinds, and none of a string."""
-    try:
-        value = json.loads(text, parse_constant=int)
-    except (ValueError, RecursionError):
-        return False
-    names = _NAMES_OF_TYPES.get(type(value), ())
-    for kind in kinds:
-        values = kind.get("enum") if isinstance(kind, Mapping) else None
-        if (isinstance(kind, Mapping) and kind.get("type") in names) or (isinstance(values, list) and value in values):
-            return True
-    return False

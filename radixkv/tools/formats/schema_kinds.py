@@ -3,9 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 from radixkv.tools.grammar import ANNOTATIONS
+
+_NAMES_OF_TYPES: Mapping[type, Sequence[str]] = MappingProxyType(
+    {
+        str: ("string",),
+        bool: ("boolean",),
+        int: ("integer", "number"),
+        float: ("number",),
+        type(None): ("null",),
+        list: ("array",),
+        dict: ("object",),
+    }
+)
 
 
 class SchemaKinds:
@@ -27,14 +40,24 @@ class SchemaKinds:
             return self.of(self._definitions[schema["$ref"]])
         if keys == {"anyOf"} and isinstance(schema["anyOf"], list):
             return [kind for each in schema["anyOf"] for kind in self.of(each)]
+        values = named_values(schema)
         if isinstance(schema.get("type"), list):
-            return [{**schema, "type": each} for each in schema["type"]]
-        values = [schema["const"]] if "const" in schema else schema.get("enum")
+            kinds = [{**schema, "type": each} for each in schema["type"]]
+            if not isinstance(values, list):
+                return kinds
+            by_kind = ((kind, [value for value in values if is_of_type(value, kind["type"])]) for kind in kinds)
+            return [{**kind, "enum": of_kind} for kind, of_kind in by_kind if of_kind]
         if isinstance(values, list) and "type" not in schema:
             strings = [value for value in values if isinstance(value, str)]
             others = [value for value in values if not isinstance(value, str)]
-            return [{"enum": each} for each in (strings, others) if each]
+            if strings and others:
+                return [{**schema, "enum": each} for each in (strings, others)]
         return [schema]
+
+    def text_apart(self, schema: Any) -> Sequence[Any]:
+        """Schemas of one type each if any is of strings, which stand as they are and not as JSON; else the schema itself."""
+        kinds = self.of(schema)
+        return kinds if any(map(is_string, kinds)) else [schema]
 
 
 def _definitions(parameters: Mapping[str, Any]) -> dict[str, Any]:
@@ -46,6 +69,26 @@ def _definitions(parameters: Mapping[str, Any]) -> dict[str, Any]:
         for name, schema in parameters[key].items()
     }
     return {name: schema for name, schema in schemas.items() if not _leads_to(name, schema, schemas, set())}
+
+
+def named_values(schema: Mapping[str, Any]) -> Any:
+    """The only values that a schema allows, if it names them; else None."""
+    return [schema["const"]] if "const" in schema else schema.get("enum")
+
+
+def is_of_type(value: Any, name: Any) -> bool:
+    """Whether a value is of the type that schemas call by this name."""
+    return name in _NAMES_OF_TYPES.get(type(value), ())
+
+
+def is_string(schema: Any) -> bool:
+    """Whether a schema allows strings only."""
+    if not isinstance(schema, Mapping):
+        return False
+    values = named_values(schema)
+    if isinstance(values, list) and values and all(isinstance(value, str) for value in values):
+        return True
+    return schema.get("type") == "string" and values is None
 
 
 def names_kind(schema: Any) -> bool:
