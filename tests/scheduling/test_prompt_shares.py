@@ -51,3 +51,13 @@ def test_single_tokens_are_not_left_to_later_steps() -> None:
         chunks.append(ScheduledChunk(group, group.sequences[0], num_tokens, completes=True))
     bounded = bound_prompts(chunks, ["greedy"], FairShares(), min_tokens=1)
     assert [chunk.num_tokens for chunk in bounded] == [2, 1, 1, 4]
+
+
+def test_what_is_left_to_a_later_step_was_not_overtaken_in_this_one() -> None:
+    """The second prompt was admitted before the third, though only the third gets its single token in this step."""
+    driver = SchedulerDriver(max_num_seqs=4, budget=16, max_overtaken=0)
+    greedy = [driver.add(prompt(length), tenant="greedy", max_new=2) for length in (4, 4, 1)]
+    modest = driver.add(prompt(2), tenant="modest", max_new=2)
+    assert prompt_tokens(driver.step()) == {"modest": 2, "greedy": 2}
+    assert driver.admitted == [modest, *greedy]
+    driver.run()

@@ -66,6 +66,14 @@ class SchedulerDriver:
         self._num_tokens_when_started: dict[SequenceGroup, int] = {}
         self._most_computed: Counter[TokenSequence] = Counter()
         self._num_wanted_blocks = 0  # if all requests ran at once, and shared nothing
+        self._started_in_step: list[SequenceGroup] = []  # in this order, which chunks and ranks may differ from
+        start = self.scheduler.start
+
+        def noted(group: SequenceGroup) -> None:
+            self._started_in_step.append(group)
+            start(group)
+
+        self.scheduler.start = noted  # type: ignore[method-assign]
 
     @property
     def has_work(self) -> bool:
@@ -133,6 +141,7 @@ class SchedulerDriver:
         running = {group: group.sequences[0].num_computed - group.num_computed_at_start for group in scheduler.running}
         started = {group: group.started for group in scheduler.waiting}
         decoding = [group for group in running if group.num_pending == 1]
+        self._started_in_step.clear()
         chunks = scheduler.schedule()
         if previous and not chunks:  # the step in flight is processed first
             for group in running.keys() - scheduler.running:
@@ -153,8 +162,7 @@ class SchedulerDriver:
             # It starts in a later step where this one has no token left.
             if preempted and sum(chunk.num_tokens for chunk in chunks) < self.budget:
                 assert served - {group.request.tenant for group in preempted}, "preempted for nobody"
-        # One that was admitted last may be left to a later step, see `prompt_shares`.
-        for group in dict.fromkeys((*(chunk.group for chunk in chunks), *scheduler.running)):
+        for group in self._started_in_step:
             if group in started:
                 self._verify_admission(group, started)
         launched = self._execute(chunks)
