@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 from radixkv.cluster.counters import stats_of
 from radixkv.cluster.description import ReplicaDescription
 from radixkv.cluster.replica_calls import all_answers
-from radixkv.cluster.replica_insight import explain_by_replicas
+from radixkv.cluster.replica_explanations import explain_by_replicas
 from radixkv.cluster.replica_pins import keep_prefix
 from radixkv.cluster.replica_set import ReplicaSet
 from radixkv.cluster.replica_text import newest_interface

@@ -65,8 +65,7 @@ from radixkv.errors import DrainingError, EngineDeadError, EngineError, QueueFul
 from radixkv.outputs import RequestOutput
 from radixkv.prompts import Prompt
 from radixkv.sampling_params import BeamSearchParams, SamplingParams, prompt_only_params
-from radixkv.server.operation.admin import check_cache
-from radixkv.server.operation.cache_insight import snapshot_json
+from radixkv.server.operation.admin import check_cache, snapshot_json
 from radixkv.server.operation.metrics import EngineCollector
 from radixkv.server.operation.pins import EnginePins
 from radixkv.serving.request_stream import RequestStream

@@ -22,7 +22,7 @@ from radixkv.server.access.tenants import Tenant
 from radixkv.server.errors import client_errors
 from radixkv.server.generation import ChoiceDelta, Generation
 from radixkv.server.not_supported import NotSupportedInCompletions
-from radixkv.server.operation.cache_insight import CacheExplanation
+from radixkv.server.operation.explanations import CacheExplanation
 from radixkv.server.output.logprobs import (
     CompletionLogprobs,
     EncodedPromptLogprobs,

@@ -25,7 +25,7 @@ from radixkv.sampling_params import BeamSearchParams, SamplingParams
 from radixkv.server.access.rate_limits import Reservation
 from radixkv.server.access.tenants import Tenant
 from radixkv.server.errors import client_error
-from radixkv.server.operation.cache_insight import CacheExplanation, explanations
+from radixkv.server.operation.explanations import CacheExplanation, explain_prompts
 from radixkv.server.operation.metrics import RequestTimer
 from radixkv.server.protocol import CompletionTokensDetails, GenerationRequest, PromptTokensDetails, Usage
 from radixkv.server.service import Service
@@ -119,7 +119,7 @@ class Generation:
         times = [RequestMetrics(deadlines.arrival) for _ in prompts]
         try:
             cache_explanations = (
-                await explanations(service, prompts, params, tenant.name) if body.explain_cache else None
+                await explain_prompts(service, prompts, params, tenant.name) if body.explain_cache else None
             )
             streams = await service.llm.submit(
                 prompts,

@@ -18,7 +18,7 @@ from radixkv.server.access.authentication import CurrentTenant
 from radixkv.server.chat.events import ChatEvent, ChatEvents, ChatFinishReason, start_chat
 from radixkv.server.chat.request import ChatCompletionRequest
 from radixkv.server.chat.tool_protocol import AssistantToolCall, FunctionCall, FunctionCallDelta, ToolCallDelta
-from radixkv.server.operation.cache_insight import CacheExplanation
+from radixkv.server.operation.explanations import CacheExplanation
 from radixkv.server.output.logprobs import (
     ChatLogprobs,
     EncodedPromptLogprobs,

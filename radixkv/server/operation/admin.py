@@ -12,10 +12,10 @@ from pydantic_core import PydanticCustomError
 
 from radixkv.cache import InvariantViolation
 from radixkv.engine.clearing import ALL_NAMESPACES, NamespaceSelection
+from radixkv.observe.inspect.snapshot import take_snapshot
 from radixkv.server.access.authentication import administrator
 from radixkv.server.access.tenants import Tenants
 from radixkv.server.errors import ApiError
-from radixkv.server.operation.cache_insight import snapshot_json
 from radixkv.server.service import Service
 from radixkv.server.strict import StrictModel
 
@@ -124,6 +124,18 @@ async def check_cache(llm: AsyncLLM) -> CheckResponse:
         running_requests=stats.num_running,
         waiting_requests=stats.num_waiting,
     )
+
+
+async def snapshot_json(llm: AsyncLLM) -> str:
+    """A `CacheSnapshot` of an engine, as JSON: all that is cached, of every tenant, with texts.
+
+    Raises:
+        ValueError: the model has no tokenizer.
+        EngineDeadError: the engine has died.
+    """
+    decode = llm.loaded.require_tokenizer().decode
+    snapshot = await llm.call(lambda engine: take_snapshot(engine.cache, decode, engine.pool.block_nbytes))
+    return snapshot.to_json()
 
 
 def _selection_of(body: ClearRequest, tenants: Tenants) -> NamespaceSelection:

@@ -17,7 +17,7 @@ from support.replica_servers import LocalReplica, ingress_client, local_replicas
 from radixkv import AsyncLLM
 from radixkv.cache import Pin
 from radixkv.cluster import ReplicaSet
-from radixkv.cluster.replica_insight import explain_by_replicas
+from radixkv.cluster.replica_explanations import explain_by_replicas
 from radixkv.errors import ReplicasLostError
 from radixkv.prompts import Prompt
 

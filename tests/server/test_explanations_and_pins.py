@@ -79,7 +79,7 @@ def test_an_explanation_does_not_reveal_another_tenants_prompt(server: ServerPro
 
 
 @pytest.mark.parametrize("shows", [True, False])
-async def test_an_explanation_does_not_show_strangers_each_others_prompts(llm: LLM, shows: bool) -> None:
+async def test_an_explanation_shows_no_prompts_of_other_users_of_a_shared_tenant(llm: LLM, shows: bool) -> None:
     """Where all clients share one tenant, sixteen tokens at a time of what another had sent could be read from it."""
     async with served(llm, config=ServerConfig(allow_unauthenticated=not shows)) as client:
         body = {"prompt": PROMPT, **ONE_TOKEN}

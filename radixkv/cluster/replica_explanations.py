@@ -1,4 +1,4 @@
-"""What only a cache itself can tell, over several replicas: why a prompt would not be reused."""
+"""Explanations over several replicas of why no more of a prompt would be reused."""
 
 from __future__ import annotations
 

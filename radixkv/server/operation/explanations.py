@@ -1,20 +1,16 @@
-"""What answers show of a cache: snapshots, and explanations of why a prompt was not reused."""
+"""Explanations in responses: how much of a prompt was cached, and why not more."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pydantic import BaseModel
 
-from radixkv.observe.inspect.snapshot import take_snapshot
 from radixkv.prompts import Prompt
 from radixkv.sampling_params import BeamSearchParams, SamplingParams
 from radixkv.server.service import Service
-
-if TYPE_CHECKING:
-    from radixkv.async_llm import AsyncLLM
 
 # Limit for one request.
 MAX_EXPLAINED = 16
@@ -32,19 +28,7 @@ class CacheExplanation(BaseModel):
     replica: str | None
 
 
-async def snapshot_json(llm: AsyncLLM) -> str:
-    """A `CacheSnapshot` of an engine, as JSON: all that is cached, of every tenant, with texts.
-
-    Raises:
-        ValueError: the model has no tokenizer.
-        EngineDeadError: the engine has died.
-    """
-    decode = llm.loaded.require_tokenizer().decode
-    snapshot = await llm.call(lambda engine: take_snapshot(engine.cache, decode, engine.pool.block_nbytes))
-    return snapshot.to_json()
-
-
-async def explanations(
+async def explain_prompts(
     service: Service, prompts: Sequence[Prompt], params: SamplingParams | BeamSearchParams, tenant: str
 ) -> list[CacheExplanation]:
     """Why no more of the prompts would be reused now; reveals nothing of other tenants or salts.
