@@ -50,15 +50,15 @@ class AnswerChecks:
         assert isinstance(self.params, SamplingParams)
         _check_counts(delta.metrics)
         for part in delta.outputs:
-            if not self._is_of_a_sample(part, self.params):
+            if not self._is_sample(part, self.params):
                 raise ValueError(f"expected tokens of samples 0 to {self.params.n - 1}, got {part!r:.100}")
         if len({part.index for part in delta.outputs}) < len(delta.outputs):
             raise ValueError(f"expected each sample once, got {delta.outputs!r:.200}")
-        if not self._are_cached(delta.num_cached_tokens):
+        if not self._is_cached_count(delta.num_cached_tokens):
             raise ValueError(f"expected a number of cached tokens, got {delta.num_cached_tokens!r:.100}")
         if delta.prompt_logprobs is not None:
             has_tokens = any(part.token_ids for part in delta.outputs)
-            if not self._are_of_prompt(delta.prompt_logprobs, whole=has_tokens):
+            if not self._are_prompt_logprobs(delta.prompt_logprobs, whole=has_tokens):
                 raise ValueError(f"expected the prompt's log-probabilities, got {delta.prompt_logprobs!r:.100}")
         return delta
 
@@ -70,7 +70,9 @@ class AnswerChecks:
         """
         assert isinstance(self.params, BeamSearchParams)
         _check_counts(output.metrics)
-        if output.num_prompt_tokens != len(self.prompt_token_ids) or not self._are_cached(output.num_cached_tokens):
+        if output.num_prompt_tokens != len(self.prompt_token_ids) or not self._is_cached_count(
+            output.num_cached_tokens
+        ):
             raise ValueError(f"expected beams of {len(self.prompt_token_ids)} tokens and more, got {output!r:.100}")
         if not 1 <= len(output.sequences) <= self.params.beam_width:
             raise ValueError(f"expected 1 to {self.params.beam_width} beams, got {len(output.sequences)}")
@@ -79,7 +81,7 @@ class AnswerChecks:
                 raise ValueError(f"expected beams that go on with the prompt, got {beam!r:.100}")
         return output
 
-    def _is_of_a_sample(self, part: CompletionOutput, params: SamplingParams) -> bool:
+    def _is_sample(self, part: CompletionOutput, params: SamplingParams) -> bool:
         total = part.cumulative_logprob
         return (
             type(part.index) is int
@@ -87,7 +89,7 @@ class AnswerChecks:
             and _is_text(part.text)
             and self._are_tokens(part.token_ids)
             and (is_number(total) or (total is None and params.logprobs is None))
-            and (params.logprobs is None or self._are_of(part.token_ids, part.logprobs))
+            and (params.logprobs is None or self._are_logprobs(part.token_ids, part.logprobs))
             and part.finish_reason in (None, *FINISH_REASONS)
             and _is_stop_reason(part.stop_reason)
         )
@@ -97,7 +99,7 @@ class AnswerChecks:
         return (
             self._are_tokens(beam.tokens)
             and beam.tokens[:num_prompt_tokens] == list(self.prompt_token_ids)
-            and self._are_of(beam.tokens[num_prompt_tokens:], beam.logprobs)
+            and self._are_logprobs(beam.tokens[num_prompt_tokens:], beam.logprobs)
             and is_number(beam.cum_logprob)
             and beam.finish_reason in _ENDS_OF_BEAMS
             and _is_stop_reason(beam.stop_reason)
@@ -109,19 +111,19 @@ class AnswerChecks:
     def _is_token(self, token_id: Any) -> bool:
         return type(token_id) is int and 0 <= token_id < self.vocab_size
 
-    def _are_cached(self, count: Any) -> bool:
+    def _is_cached_count(self, count: Any) -> bool:
         return type(count) is int and 0 <= count <= len(self.prompt_token_ids)
 
-    def _are_of_prompt(self, logprobs: PromptLogprobs, *, whole: bool) -> bool:
+    def _are_prompt_logprobs(self, logprobs: PromptLogprobs, *, whole: bool) -> bool:
         """Whether these are the log-probabilities of the prompt, or, where a replica stops in the middle of it, of a part."""
         num_tokens = len(self.prompt_token_ids)
         return (
             (num_tokens if whole else 1) <= len(logprobs) <= num_tokens
             and logprobs[0] is None
-            and self._are_of(self.prompt_token_ids[1 : len(logprobs)], logprobs[1:])
+            and self._are_logprobs(self.prompt_token_ids[1 : len(logprobs)], logprobs[1:])
         )
 
-    def _are_of(self, token_ids: Sequence[int], logprobs: Sequence[Mapping[int, Logprob] | None] | None) -> bool:
+    def _are_logprobs(self, token_ids: Sequence[int], logprobs: Sequence[Mapping[int, Logprob] | None] | None) -> bool:
         """Whether there are log-probabilities for each of these tokens, its own among them."""
         return (
             logprobs is not None
