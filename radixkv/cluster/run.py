@@ -33,7 +33,7 @@ def run_replica(model: str | None, options: LLMOptions, listen: str, secret: str
     """Run one engine for ingresses until SIGTERM or SIGINT: it is then drained, so that they move its streams elsewhere.
 
     Args:
-        listen: see `bound`.
+        listen: see `replica_listener`.
         secret: of the replicas.
         config: the server's, of which only the queue, the grace and the time limits apply.
 
@@ -46,7 +46,7 @@ def run_replica(model: str | None, options: LLMOptions, listen: str, secret: str
     """
     start_logging()
     check_secret(secret)
-    with ReloadSignal() as reload_signal, bound(listen) as listener:
+    with ReloadSignal() as reload_signal, replica_listener(listen) as listener:
         _log.info("loading %s ...", model or DEFAULT_MODEL_NAME)
         from radixkv.async_llm import AsyncLLM
         from radixkv.cluster.replica_routes import replica_app
@@ -103,14 +103,14 @@ def run_ingress(
     write_log, tracer = make_observers(config)
 
     async def main(listener: socket.socket, metrics_listener: socket.socket | None) -> int:
-        together = ReplicaSet(secret)
-        await together.set_tenants(tenants.shares)  # there is no replica yet: each learns it before it is up
-        membership = Membership(together, wanted)
+        replica_set = ReplicaSet(secret)
+        await replica_set.set_tenants(tenants.shares)  # there is no replica yet: it is sent to each before that is up
+        membership = Membership(replica_set, wanted)
         try:
-            limited: ReplicaSet | ClusterLLM = together  # whose tenants' shares a reload sets
+            enforcer: ReplicaSet | ClusterLLM = replica_set  # of tenants' shares, which a reload replaces
             reload_keys = None
             if config.keys_file is not None:
-                reload_keys = KeysReload(Path(config.keys_file), tenants, lambda shares: limited.set_tenants(shares))
+                reload_keys = KeysReload(Path(config.keys_file), tenants, lambda shares: enforcer.set_tenants(shares))
 
             def reload() -> None:
                 if reload_keys is not None:
@@ -124,20 +124,20 @@ def run_ingress(
             drain = asyncio.Event()
             ingress = create_ingress(
                 config,
-                together,
+                replica_set,
                 model_config=model_config,
                 tenants=tenants,
                 drain=drain.set,
                 write_log=write_log,
                 tracer=tracer,
             )
-            limited = ingress.llm  # its queue is shared out, too
-            name = f"{ingress.service.model_name} by {len(together.wanted)} replicas"
+            enforcer = ingress.llm  # which enforces them in its queue, too
+            name = f"{ingress.service.model_name} by {len(replica_set.wanted)} replicas"
             return await serve(ingress.llm, config, name, ingress, listener, metrics_listener, drain=drain)
         finally:
             reload_signal.call(None)  # nothing would disconnect a replica that joins now
             await membership.close()
-            await together.close()
+            await replica_set.close()
 
     with (
         ReloadSignal() as reload_signal,
@@ -147,7 +147,7 @@ def run_ingress(
         return run_on_uvloop(main(listener, metrics_listener))
 
 
-def bound(listen: str) -> contextlib.AbstractContextManager[socket.socket]:
+def replica_listener(listen: str) -> contextlib.AbstractContextManager[socket.socket]:
     """A socket for a replica at ``HOST:PORT``, or ``unix:PATH``.
 
     Raises:
