@@ -126,7 +126,7 @@ def _state(llm: ClusterLLM, name: str) -> ReplicaState:
         name=name,
         up=name in llm.replicas.available,
         draining=load.draining,
-        generation=llm.replicas.generations.names.get(name),
+        generation=llm.replicas.generations.by_replica.get(name),
         streams=llm.replicas.streams.num_streams(name),
         running=load.num_running,
         waiting=load.num_waiting,

@@ -30,13 +30,13 @@ class Generations:
     """The replicas that are up, by generation.
 
     Attributes:
-        names: of the generation of each replica that is up, by the replica's name.
+        by_replica: the generation of each replica that is up, by the replica's name.
         rooms: tokens of a sequence that fit into the pool of each, likewise; infinite where its model ends before that.
         num_changes: how often a replica has come or gone.
     """
 
     def __init__(self) -> None:
-        self.names: dict[str, str] = {}
+        self.by_replica: dict[str, str] = {}
         self.rooms: dict[str, float] = {}
         self.num_changes = 0
         self._first: ReplicaDescription | None = None
@@ -66,9 +66,9 @@ class Generations:
         begun = self._begun.get(generation)
         self._begun[generation] = description.started if begun is None else min(begun, description.started)
         self._first = self._first or description
-        if not self.names:
+        if not self.by_replica:
             self._last.clear()
-        self._last[name], self.names[name], self.rooms[name] = description, generation, description.room
+        self._last[name], self.by_replica[name], self.rooms[name] = description, generation, description.room
         self.num_changes += 1
         if newest is not None and begun is None:
             difference = newest.difference(description)
@@ -82,9 +82,9 @@ class Generations:
 
     def remove(self, name: str) -> None:
         """A replica is no longer up."""
-        if name in self.names:
-            del self.names[name], self.rooms[name]
-            if self.names:
+        if name in self.by_replica:
+            del self.by_replica[name], self.rooms[name]
+            if self.by_replica:
                 del self._last[name]
             self.num_changes += 1
 

@@ -37,7 +37,7 @@ class ReplicaCollector(Collector):
             "1; the generation is equal for replicas that run the same.",
             labels=["replica", "generation"],
         )
-        for name, generation in self._replicas.generations.names.items():
+        for name, generation in self._replicas.generations.by_replica.items():
             info.add_metric([name, generation], 1)
         yield info
         for metric, documentation, figure in [

@@ -338,7 +338,7 @@ class ReplicaSet:
                 self._clients,
                 self.secret,
                 sender=self._sender,
-                generations=self.generations.names,
+                generations=self.generations.by_replica,
                 rooms=self.generations.rooms,
                 vocab_size=description.identity["vocab_size"],
                 wait_seconds=self._wait_seconds,

@@ -37,10 +37,10 @@ class TestGenerations:
         for name, description in {"a": old, "b": new, "c": restarted}.items():
             generations.add(name, description)
         assert generations.newest is new
-        assert generations.names["a"] == generations.names["c"] != generations.names["b"]
+        assert generations.by_replica["a"] == generations.by_replica["c"] != generations.by_replica["b"]
         generations.remove("b")
         assert generations.newest is old
-        assert set(generations.names) == {"a", "c"}
+        assert set(generations.by_replica) == {"a", "c"}
 
     def test_an_old_generation_under_new_names_is_not_the_newest(self) -> None:
         """Ray starts each replica under a new name."""
@@ -73,7 +73,7 @@ class TestGenerations:
         generations.remove("a")
         assert generations.max_model_len == 100
         assert generations.newest is not None
-        assert not generations.names
+        assert not generations.by_replica
 
     @pytest.mark.parametrize(("name", "value"), [("tokenizer", "x"), ("vocab_size", 51), ("block_size", 8)])
     def test_other_prompts_are_refused_even_when_none_is_up(self, name: str, value: Any) -> None:
@@ -120,7 +120,7 @@ async def test_a_drained_replica_keeps_what_only_it_can_go_on_with(default_token
         steps = await old.llm.call(HeldSteps)
         task = await begun_on(replicas, old, steps, "0")
         async with one_more(replicas, tiny_llm(default_tokenizer, seed=1), tmp_path / "new.sock", "new"):
-            assert len(set(replicas.generations.names.values())) == 2
+            assert len(set(replicas.generations.by_replica.values())) == 2
             await drain(old)
             steps.allow_all()
             await until(lambda: replicas.available == ["new"])

@@ -31,7 +31,7 @@ async def test_a_smaller_pool_is_of_the_same_generation_and_shortens_what_is_ask
     long = SamplingParams(max_tokens=1000)
     assert llm._bounded(long, Prompt([1] * 70)).max_tokens == 30
     await replicas.add("small", "http://small")
-    assert len(set(replicas.generations.names.values())) == 1
+    assert len(set(replicas.generations.by_replica.values())) == 1
     assert llm.loaded.max_model_len == 60
     for params in (long, SamplingParams(max_tokens=None), BeamSearchParams(2, 61), BeamSearchParams(2, None)):
         assert llm._bounded(params, Prompt([1])).max_tokens == 59
