@@ -88,7 +88,7 @@ def replica_app(llm: AsyncLLM, secret: str, *, drain: Callable[[], object] | Non
     replica, authorization = _Replica(llm, drain), f"Bearer {secret}".encode()
 
     def private(path: str, endpoint: _Endpoint, method: str = "GET") -> Route:
-        return Route(path, _with_secret(replica.where_meant(endpoint), authorization), methods=[method])
+        return Route(path, _with_secret(replica.for_this_process(endpoint), authorization), methods=[method])
 
     return Starlette(
         routes=[
@@ -105,7 +105,7 @@ def replica_app(llm: AsyncLLM, secret: str, *, drain: Callable[[], object] | Non
             private("/check", replica.check, "POST"),
             private("/tenants", replica.set_tenants, "PUT"),
             private("/metrics", replica.metrics),
-            Route("/health", replica.where_meant(replica.health)),
+            Route("/health", replica.for_this_process(replica.health)),
         ]
     )
 
@@ -142,8 +142,8 @@ class _Replica:
         # Made once: reading the files of a large model takes seconds.
         self._description: asyncio.Task[ReplicaDescription] | None = None
 
-    def where_meant(self, endpoint: _Endpoint) -> _Endpoint:
-        """The endpoint for requests that are not meant for an earlier process at this address."""
+    def for_this_process(self, endpoint: _Endpoint) -> _Endpoint:
+        """The endpoint, which refuses requests for an earlier process at this address."""
 
         @wraps(endpoint)
         async def checked(request: Request) -> Response:
@@ -197,7 +197,7 @@ class _Replica:
         return JSONResponse(described.as_json())
 
     def _forget_failed(self, description: asyncio.Future[ReplicaDescription]) -> None:
-        """The next one who asks has it made again."""
+        """Have the next request for it make it again."""
         if description.cancelled() or description.exception() is not None:
             self._description = None
 

@@ -2,7 +2,7 @@
 
 Each replica is followed by a task of its own::
 
-    connect ──> description: the same prompts as the first? ──> events: up, and the router learns what it holds
+    connect ──> description: the same prompts as the first? ──> events: up, and the router has what it holds
        ^                                                             │ they end
        └──── wait a little <──── no answer: down, its streams go elsewhere ◄─┘ (or the reader was too slow, and begins anew)
 """
@@ -55,7 +55,7 @@ class ReplicaSet:
         secret: the replicas'.
         counters: of all replicas that ever were up.
         generations: of the replicas that are up.
-        wanted: names of replicas that whoever adds them wants in the set; they count as down until they are added.
+        wanted: names of the replicas that are to be in the set; until they are added, they count as down.
 
     Raises:
         TypeError, ValueError: the secret or ``wait_seconds`` is impossible.
@@ -149,12 +149,12 @@ class ReplicaSet:
 
     async def _finish_removal(self, member: Member) -> None:
         # It is followed meanwhile: its counters arrive; and if it falls silent, the streams count as lost.
-        client, num_without = member.client, 0
-        while member in self._leaving and client is not None and num_without < _LOOKS_TO_REPORT:
+        client, num_idle = member.client, 0
+        while member in self._leaving and client is not None and num_idle < _LOOKS_TO_REPORT:
             self.streams.move(client)
             await asyncio.sleep(_SECONDS_BETWEEN_LOOKS)
             is_busy = self.streams.num_on(client) or client in self._calls
-            num_without = 0 if is_busy else num_without + 1
+            num_idle = 0 if is_busy else num_idle + 1
         member.client = None  # so that no call is begun while its connections are closed
         await self._stop_following(member)
         if client is not None:
@@ -382,7 +382,7 @@ class ReplicaSet:
         client, member.client, member.load = member.client, None, None
         self._tenants.forget(member)
         assert client is not None
-        if member.leaving:  # which is no trouble; another one may have its name by now
+        if member.leaving:  # as expected; another one may have its name by now
             _log.info("%s has ended after it was removed", member)
         else:
             _log.warning("replica %r is down", member.name)
