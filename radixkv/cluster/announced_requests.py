@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from radixkv.cache import InvalidArgumentError
 from radixkv.cluster.feed import BlockFeed
-from radixkv.cluster.records import Kind, TakenRequest, encode_number, encode_taken
+from radixkv.cluster.records import ArrivedRequest, Kind, encode_arrived, encode_number
 from radixkv.prompts import Prompt
 from radixkv.routing import prompt_hashes
 from radixkv.sampling_params import BeamSearchParams, SamplingParams
@@ -87,7 +87,7 @@ class PendingRequest:
         self._prompt = prompt
         self._params = params
         self._prefilled = False
-        self._taken: bytes | None = None
+        self._arrival: bytes | None = None
 
     def prefilled(self) -> None:
         """Its prompt is computed; later calls do nothing."""
@@ -107,14 +107,14 @@ class PendingRequest:
         Raises:
             InvalidArgumentError: its tokens or its namespace are invalid.
         """
-        if self._taken is None:
+        if self._arrival is None:
             prompt = self._prompt
             # Of a prompt that is computed already, what it left in the cache is STORED.
             hashes = [] if self._prefilled else prompt_hashes(prompt.token_ids, prompt.namespace, block_size)
             if not (prompt.reuses_prefixes(self._params) and prompt.write_cache):
                 hashes = []  # all of it may be computed, and none of it be held
-            self._taken = encode_taken(TakenRequest(self.number, prompt.num_tokens, hashes))
-        return self._taken + (encode_number(Kind.PREFILLED, self.number) if self._prefilled else b"")
+            self._arrival = encode_arrived(ArrivedRequest(self.number, prompt.num_tokens, hashes))
+        return self._arrival + (encode_number(Kind.PREFILLED, self.number) if self._prefilled else b"")
 
     def _announce(self, kind: Kind) -> None:
         for feed in self.announced_to:

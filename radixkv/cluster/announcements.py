@@ -74,10 +74,10 @@ class Announcements:
             except EngineDeadError:
                 return
             (feed,) = begun
-            taken = self.requests.join(feed, reader)
+            unfinished = self.requests.join(feed, reader)
             for record in encode_held(held):
                 yield record
-            for record in taken:
+            for record in unfinished:
                 yield record
                 await asyncio.sleep(0)  # hashing a long prompt takes milliseconds
             async with aclosing(self._changes(feed, awake)) as changes:

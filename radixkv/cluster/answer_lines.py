@@ -25,14 +25,14 @@ _MAX_LINE_BYTES = 1 << 30
 async def answer_lines(
     replica: str, client: httpx.AsyncClient, body: bytes, headers: Mapping[str, str], on_connected: Callable[[], object]
 ) -> AsyncGenerator[dict[str, Any] | None, None]:
-    """Yields None when the replica has taken the request, then its lines up to the last, which has ``finished`` set.
+    """Yields None when the replica has accepted the request, then its lines up to the last, which has ``finished`` set.
 
     Args:
         on_connected: called when there is a connection, before the request is sent over it.
 
     Raises:
         Exception: the replica refuses the request, as any would.
-        RefusedError: it does not take it now, cannot be reached, or its pins leave no room to go on.
+        RefusedError: it does not accept it now, cannot be reached, or its pins leave no room to go on.
         LostError: there is no last line.
     """
 
@@ -117,7 +117,7 @@ def _failure(replica: str, line: Mapping[str, Any]) -> Exception:
 
 
 def _refusal(replica: str, response: httpx.Response) -> Exception:
-    """Why a request was not taken."""
+    """Why a request was not accepted."""
     try:
         answer = response.json()
     except ValueError:
@@ -131,7 +131,7 @@ def _refusal(replica: str, response: httpx.Response) -> Exception:
         return RefusedError(QueueFullError(message, retry_after))
     if kind == DrainingError.__name__:
         return RefusedError(None)
-    if kind == RequestTooLargeError.__name__:  # a larger replica may take it
+    if kind == RequestTooLargeError.__name__:  # a larger replica may accept it
         return RefusedError(RequestTooLargeError(message))
     if response.status_code == HTTPStatus.BAD_REQUEST:
         return refusal_of(answer)

@@ -26,7 +26,7 @@ class Attempt:
         num_tokens: of the prompt and the longest answer together.
         begun: whether the request has tokens.
         sent: whether the replica may have had it.
-        accepted: whether the replica has taken it.
+        accepted: whether the replica has accepted it.
     """
 
     replica: str
@@ -72,7 +72,7 @@ class Attempt:
         self._interrupted = True
 
     async def read(self, lines: AsyncGenerator[_Line, None]) -> AsyncGenerator[_Line, None]:
-        """The lines of the replica's answer, the first of which says that it has taken the request, until it is called away.
+        """The lines of the replica's answer, the first of which is its acceptance, until the request is called away.
 
         Raises:
             LostError, RefusedError, MovedError: it was.
@@ -99,7 +99,7 @@ class Attempt:
             LostError, RefusedError, MovedError: why.
         """
         if self._died:
-            # Until it takes the request it may not have been reached, over a connection to a host that is cut off.
+            # Until it accepts the request it may not have been reached, over a connection to a host that is cut off.
             raise LostError(f"{self.replica}: it died", died=self.accepted) if self.sent else RefusedError(None)
         if self._interrupted:
             raise MovedError

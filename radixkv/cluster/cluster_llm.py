@@ -41,7 +41,7 @@ class _Unfinished:
     """A request whose stream is neither read to its end nor closed.
 
     Attributes:
-        accepted: done when a replica has taken it, or with the error that keeps it from that.
+        accepted: done when a replica has accepted it, or with the error that keeps it from that.
         task: reads its answer into the stream.
     """
 
@@ -123,7 +123,7 @@ class ClusterLLM:
         tenant: str = "",
         times: Sequence[RequestMetrics] | None = None,
     ) -> list[RequestStream]:
-        """As `AsyncLLM.submit`: when it returns, replicas have taken the requests.
+        """As `AsyncLLM.submit`: when it returns, replicas have accepted the requests.
 
         Args:
             prompts: tokenized.
@@ -146,17 +146,17 @@ class ClusterLLM:
         bounded = [self._bounded(params, prompt) for prompt in prompts]  # may raise, so before any slot is taken
         self._intake.slots.take(tenant, len(streams))
         self._idle.clear()
-        accepted = [loop.create_future() for _ in streams]
-        for stream, prompt, each, taken in zip(streams, prompts, bounded, accepted, strict=True):
-            task = asyncio.ensure_future(self._answer(stream, prompt, each, priority, tenant, taken))
-            self._unfinished[stream.request_id] = _Unfinished(stream, taken, task)
+        acceptances = [loop.create_future() for _ in streams]
+        for stream, prompt, each, accepted in zip(streams, prompts, bounded, acceptances, strict=True):
+            task = asyncio.ensure_future(self._answer(stream, prompt, each, priority, tenant, accepted))
+            self._unfinished[stream.request_id] = _Unfinished(stream, accepted, task)
         try:
-            await asyncio.gather(*accepted)
+            await asyncio.gather(*acceptances)
         except BaseException:
-            for stream, taken in zip(streams, accepted, strict=True):
+            for stream, accepted in zip(streams, acceptances, strict=True):
                 stream.close()
-                if taken.done() and not taken.cancelled():
-                    taken.exception()
+                if accepted.done() and not accepted.cancelled():
+                    accepted.exception()
             raise
         return streams
 
@@ -323,13 +323,13 @@ class ClusterLLM:
         params: SamplingParams | BeamSearchParams,
         priority: int,
         tenant: str,
-        taken: asyncio.Future[None],
+        accepted: asyncio.Future[None],
     ) -> None:
         """Read a request's answer into its stream."""
 
         def accept() -> None:
-            if not taken.done():
-                taken.set_result(None)
+            if not accepted.done():
+                accepted.set_result(None)
 
         options: Any = {"priority": priority, "tenant": tenant, "times": stream.times, "on_accepted": accept}
         try:
@@ -339,16 +339,16 @@ class ClusterLLM:
                     return
                 except RequestTooLargeError:
                     shorter = self._bounded(params, prompt)
-                    if taken.done() or shorter is params:
+                    if accepted.done() or shorter is params:
                         raise
                     params = shorter  # for a smaller replica that came up after they were bounded
         except Exception as error:
             if stream.ended:
                 return  # failed from here meanwhile
-            if taken.done():
+            if accepted.done():
                 stream.put(error)
             else:
-                taken.set_exception(error)
+                accepted.set_exception(error)
 
     async def _read(
         self, stream: RequestStream, prompt: Prompt, params: SamplingParams | BeamSearchParams, options: Any

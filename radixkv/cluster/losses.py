@@ -40,7 +40,7 @@ class LostError(Exception):
 
 
 class RefusedError(Exception):
-    """A replica does not take the request now, or cannot go on with it. It is tried again, and that is no loss.
+    """A replica does not accept the request now, or cannot go on with it. It is tried again, and that is no loss.
 
     Args:
         reason: it has too much to do, is too small, or its pins leave no room; None: it takes nothing, or was not reached.
@@ -68,8 +68,8 @@ class Losses:
         self._full: QueueFullError | None = None
         self._too_large: RequestTooLargeError | None = None
         self._no_blocks: NoBlocksLeftError | None = None
-        self._tried: dict[str, httpx.AsyncClient] = {}
-        self._refused: dict[str, httpx.AsyncClient] = {}
+        self._lost_by: dict[str, httpx.AsyncClient] = {}
+        self._refused_by: dict[str, httpx.AsyncClient] = {}
         self.accepted = False
         self._pause = _FIRST_PAUSE
         self._until: float | None = None
@@ -84,10 +84,10 @@ class Losses:
     def progress(self, generation: str | None) -> None:
         """A token has come, of a replica of this generation."""
         self.has_tokens, self._generation = True, generation
-        if self._tried or self._refused:
+        if self._lost_by or self._refused_by:
             self._num_lost = 0
             self._dead.clear()
-            self._tried.clear()
+            self._lost_by.clear()
             self.forget_refusals()
 
     def note_acceptance(self) -> None:
@@ -102,7 +102,7 @@ class Losses:
             ReplicasLostError: that was the last attempt.
         """
         _log.info("request %r was lost: %s", self._request_id, error)
-        self._tried[replica] = client
+        self._lost_by[replica] = client
         self._num_lost += 1
         self._until = None
         if died:
@@ -118,7 +118,7 @@ class Losses:
             raise ReplicasLostError(f"request {self._request_id!r} was lost by {self._num_lost} replicas") from error
 
     def note_refusal(self, replica: str, client: httpx.AsyncClient, error: RefusedError) -> None:
-        """A replica does not take it now, or cannot go on with it.
+        """A replica does not accept it now, or cannot go on with it.
 
         Raises:
             NoBlocksLeftError: it is the second one whose pins leave no room.
@@ -131,25 +131,25 @@ class Losses:
             self._full = error.reason
         elif error.reason is not None:
             self._too_large = error.reason
-        self._refused[replica] = client
+        self._refused_by[replica] = client
 
     def forget_refusals(self) -> None:
-        """Ask again those that refused it: they may have room by now."""
+        """Let those that refused it be chosen again: they may have room by now."""
         self._full = self._too_large = self._no_blocks = None
-        self._refused.clear()
+        self._refused_by.clear()
 
     def next_pause(self) -> float:
-        """Seconds before those that refused it are asked again: twice as long each time, until one accepts it."""
+        """Seconds before it is sent again to those that refused it: twice as long each time, until one accepts it."""
         pause, self._pause = self._pause, min(2 * self._pause, _LONGEST_PAUSE)
         return pause
 
     def refused_by(self, clients: Mapping[str, httpx.AsyncClient]) -> set[str]:
         """Replicas that refused it. One that was restarted since has a new client, and is not among them."""
-        return {name for name, client in self._refused.items() if clients.get(name) is client}
+        return {name for name, client in self._refused_by.items() if clients.get(name) is client}
 
     def lost_by(self, clients: Mapping[str, httpx.AsyncClient]) -> set[str]:
         """Replicas that lost it, likewise."""
-        return {name for name, client in self._tried.items() if clients.get(name) is client}
+        return {name for name, client in self._lost_by.items() if clients.get(name) is client}
 
     def of_other_generations(self, generations: Mapping[str, str]) -> set[str]:
         """Replicas of other generations, by their names, which would not go on with its tokens as they were begun."""
@@ -162,7 +162,7 @@ class Losses:
 
         Raises:
             NoBlocksLeftError: the pins of a replica leave it no room, and there is no other.
-            QueueFullError, RequestTooLargeError: what the last replica said, if none has taken it yet.
+            QueueFullError, RequestTooLargeError: why the last replica refused it, if none has accepted it yet.
             ReplicasLostError: it has waited for so long.
         """
         if self._no_blocks is not None:
@@ -179,6 +179,6 @@ class Losses:
                     f"request {self._request_id!r} was begun, and no replica has room to go on with it"
                 )
             begun = " of the generation that began it" if self._generation is not None else ""
-            reached = " that takes it" if self._refused else ""
+            reached = " that takes it" if self._refused_by else ""
             raise ReplicasLostError(f"request {self._request_id!r}: there is no replica{begun}{reached}")
         return self._until

@@ -5,15 +5,15 @@
     byte      kind
     4 bytes   bytes that follow
     ...       STORED, REMOVED: hashes of blocks, 8 bytes each
-              TAKEN: the request's number, its number of tokens (`Prompt.num_tokens`), the hashes of its whole blocks
+              ARRIVED: the request's number, its number of tokens (`Prompt.num_tokens`), the hashes of its whole blocks
               PREFILLED, ENDED: the request's number
               LOAD: a JSON object
               HELD, CLEARED: nothing
 
-Numbers are little-endian, and have 8 bytes where nothing else is said. A stream begins with HELD (what was known is
-forgotten), STORED for all that the replica holds, and TAKEN for the unfinished requests of others than its reader, PREFILLED
-if their prompts are computed; then every change follows in order. The blocks of a prompt are STORED before it is PREFILLED.
-Before HELD there may be LOADs.
+Numbers are little-endian, of 8 bytes where nothing else is stated. A stream begins with HELD (its reader discards what it had
+of the replica), STORED for all that the replica holds, and ARRIVED for the unfinished requests that its reader has not sent,
+PREFILLED if their prompts are computed; then every change follows in order. The blocks of a prompt are STORED before it is
+PREFILLED. Before HELD there may be LOADs.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from radixkv.engine.stats import SUMMED_GAUGES
 from radixkv.routing import Router
 
 _HEADER = struct.Struct("<BI")
-_TAKEN = struct.Struct("<QQ")
+_ARRIVED = struct.Struct("<QQ")
 _NUMBER = struct.Struct("<Q")
 _HASH = np.dtype("<u8")
 HASH_BYTES = _HASH.itemsize
@@ -54,13 +54,13 @@ class Kind(IntEnum):
     REMOVED = 2
     CLEARED = 3
     LOAD = 4
-    TAKEN = 5
+    ARRIVED = 5
     PREFILLED = 6
     ENDED = 7
 
 
 @dataclass(frozen=True, slots=True)
-class TakenRequest:
+class ArrivedRequest:
     """A request that has come to a replica.
 
     Attributes:
@@ -134,30 +134,30 @@ def decode_load(payload: bytes) -> ReplicaLoad:
     return ReplicaLoad(**values)
 
 
-def encode_taken(request: TakenRequest) -> bytes:
+def encode_arrived(request: ArrivedRequest) -> bytes:
     """The record of a request that has come."""
-    numbers = _TAKEN.pack(request.number, request.num_tokens)
-    return encode_record(Kind.TAKEN, numbers + encode_hashes(request.block_hashes))
+    numbers = _ARRIVED.pack(request.number, request.num_tokens)
+    return encode_record(Kind.ARRIVED, numbers + encode_hashes(request.block_hashes))
 
 
-def decode_taken(payload: bytes, block_size: int) -> TakenRequest:
-    """What `encode_taken` was given.
+def decode_arrived(payload: bytes, block_size: int) -> ArrivedRequest:
+    """What `encode_arrived` was given.
 
     Raises:
         ValueError: it is something else, or more blocks than a prompt of so many tokens has.
     """
-    num_hash_bytes = len(payload) - _TAKEN.size
+    num_hash_bytes = len(payload) - _ARRIVED.size
     if num_hash_bytes < 0 or num_hash_bytes % HASH_BYTES:
         raise ValueError(f"expected a request and the hashes of its blocks, got {len(payload)} bytes")
-    number, num_tokens = _TAKEN.unpack_from(payload)
+    number, num_tokens = _ARRIVED.unpack_from(payload)
     num_blocks = num_hash_bytes // HASH_BYTES
     if num_tokens < max(1, num_blocks * block_size):
         raise ValueError(f"expected a prompt of at least {max(1, num_blocks * block_size)} tokens, got {num_tokens}")
-    return TakenRequest(number, num_tokens, decode_hashes(payload[_TAKEN.size :]))
+    return ArrivedRequest(number, num_tokens, decode_hashes(payload[_ARRIVED.size :]))
 
 
 def encode_number(kind: Kind, number: int) -> bytes:
-    """The record of a request that is PREFILLED, or has ENDED, by its number in its `TakenRequest`."""
+    """The record of a request that is PREFILLED, or has ENDED, by its number in its `ArrivedRequest`."""
     return encode_record(kind, _NUMBER.pack(number))
 
 
@@ -215,9 +215,9 @@ def update_router(router: Router, replica: str, kind: Kind, payload: bytes) -> N
             router.removed(replica, decode_hashes(payload))
         case Kind.CLEARED:
             router.cleared(replica)
-        case Kind.TAKEN:
-            taken = decode_taken(payload, router.block_size)
-            router.expect(replica, taken.number, taken.block_hashes, taken.num_tokens)
+        case Kind.ARRIVED:
+            arrived = decode_arrived(payload, router.block_size)
+            router.expect(replica, arrived.number, arrived.block_hashes, arrived.num_tokens)
         case Kind.PREFILLED:
             router.expected_prefilled(replica, decode_number(payload))
         case Kind.ENDED:

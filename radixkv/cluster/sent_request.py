@@ -18,7 +18,7 @@ class SentRequest:
 
     Attributes:
         times: when it was scheduled, and had its first token; of all attempts, the first counts.
-        on_accepted: called when a replica takes it; None: one has, or this is not needed.
+        on_accepted: called when a replica accepts it; None: one has, or this is not needed.
     """
 
     request_id: str
@@ -34,7 +34,7 @@ class SentRequest:
         return encode_request(self.prompt, self.params, self.priority, self.tenant)
 
     def note_acceptance(self) -> None:
-        """A replica has taken it."""
+        """A replica has accepted it."""
         if self.on_accepted is not None:
             self.on_accepted()
             self.on_accepted = None

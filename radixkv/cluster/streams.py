@@ -142,14 +142,14 @@ class ReplicaStreams:
             priority: among the tenant's own requests.
             tenant: on whose behalf.
             times: updated as the request progresses; None: it is timed from this call.
-            on_accepted: called once, when a replica has taken the request.
+            on_accepted: called once, when a replica has accepted the request.
 
         Raises:
             TypeError, ValueError: a token id or a parameter is impossible; or the replica refuses the request, as any would;
                 or ``prompt.resume`` is given without a seed, or not for every sample.
             StructuredOutputError: as `AsyncLLM.generate`.
-            QueueFullError: all replicas have too much to do. Not raised once a replica has taken the request: if that replica
-                is lost, others queue it.
+            QueueFullError: all replicas have too much to do. Not raised once a replica has accepted the request: if that
+                replica is lost, others queue it.
             RequestTooLargeError: it would fit into no replica that is up.
             NoBlocksLeftError: pins left it no room on two replicas, or on the only one.
             RequestCrashesError: two replicas died while they had it, at the same token.
@@ -202,7 +202,7 @@ class ReplicaStreams:
             priority: among the tenant's own requests.
             tenant: on whose behalf.
             times: updated as the request progresses; None: it is timed from this call.
-            on_accepted: called once, when a replica has taken the request.
+            on_accepted: called once, when a replica has accepted the request.
 
         Raises:
             Exception: what `generate` raises.

@@ -16,7 +16,7 @@ from radixkv import CompletionOutput, SamplingParams
 from radixkv.cache import InvalidArgumentError
 from radixkv.cluster.announced_requests import AnnouncedRequests, PendingRequest
 from radixkv.cluster.feed import BlockFeed
-from radixkv.cluster.records import Kind, RecordReader, decode_number, decode_taken
+from radixkv.cluster.records import Kind, RecordReader, decode_arrived, decode_number
 from radixkv.prompts import Prompt
 
 BLOCK = 4
@@ -36,8 +36,8 @@ class Reader:
     def read(self, data: bytes) -> None:
         for kind, payload in RecordReader().read(data):
             self.num_records += 1
-            if kind is Kind.TAKEN:
-                number = decode_taken(payload, BLOCK).number
+            if kind is Kind.ARRIVED:
+                number = decode_arrived(payload, BLOCK).number
                 assert number not in self.known
                 self.known.add(number)
                 continue
@@ -198,5 +198,5 @@ def test_of_what_is_not_shared_by_the_cache_only_its_length_is_announced(
     requests.add(prompt, params, 1)
     (record,) = requests.join(feed, OTHER)
     ((_, payload),) = RecordReader().read(record)
-    taken = decode_taken(payload, BLOCK)
-    assert (taken.num_tokens, len(taken.block_hashes)) == expected
+    arrived = decode_arrived(payload, BLOCK)
+    assert (arrived.num_tokens, len(arrived.block_hashes)) == expected

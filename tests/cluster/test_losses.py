@@ -27,7 +27,7 @@ class Replica(httpx.AsyncBaseTransport):
 
     Args:
         answer: lines for a number of tokens, and whether it dies then.
-        accepts: whether it says that it has taken a request before it dies.
+        accepts: whether it accepts a request before it dies.
     """
 
     def __init__(self, answer: Callable[[int], tuple[list[bytes], bool]], *, accepts: bool = True) -> None:
@@ -60,7 +60,7 @@ def streams_of(*replicas: httpx.AsyncBaseTransport, wait_seconds: float = 0.0) -
 
 @pytest.mark.parametrize("accepts", [True, False])
 def test_what_two_replicas_died_of_is_sent_to_no_third(accepts: bool) -> None:
-    """If they died before they could say that they had taken it, it was sent to four."""
+    """If they died before they could accept it, it was sent to four."""
 
     def answer(num_given: int) -> tuple[list[bytes], bool]:
         return [line(7)] if num_given == 0 else [], True

@@ -12,14 +12,14 @@ from hypothesis import strategies as st
 from support.pretended_replicas import LOAD
 
 from radixkv.cluster.records import (
+    ArrivedRequest,
     Kind,
     RecordReader,
-    TakenRequest,
+    decode_arrived,
     decode_load,
     decode_number,
-    decode_taken,
+    encode_arrived,
     encode_number,
-    encode_taken,
 )
 
 BLOCK = 16
@@ -28,18 +28,18 @@ NUMBERS = st.integers(0, 2**64 - 1)
 
 @given(NUMBERS, st.lists(NUMBERS, max_size=50), st.integers(0, BLOCK), st.integers(1, 100))
 def test_what_is_sent_of_a_request_is_what_is_read(number: int, hashes: list[int], rest: int, chunk: int) -> None:
-    taken = TakenRequest(number, max(1, BLOCK * len(hashes) + rest), hashes)
-    data = encode_taken(taken) + b"".join(encode_number(kind, number) for kind in (Kind.PREFILLED, Kind.ENDED))
+    arrived = ArrivedRequest(number, max(1, BLOCK * len(hashes) + rest), hashes)
+    data = encode_arrived(arrived) + b"".join(encode_number(kind, number) for kind in (Kind.PREFILLED, Kind.ENDED))
     reader = RecordReader()
     records = [each for at in range(0, len(data), chunk) for each in reader.read(data[at : at + chunk])]
-    assert [kind for kind, _ in records] == [Kind.TAKEN, Kind.PREFILLED, Kind.ENDED]
-    assert decode_taken(records[0][1], BLOCK) == taken
+    assert [kind for kind, _ in records] == [Kind.ARRIVED, Kind.PREFILLED, Kind.ENDED]
+    assert decode_arrived(records[0][1], BLOCK) == arrived
     assert [decode_number(payload) for _, payload in records[1:]] == [number, number]
 
 
 @given(st.binary(max_size=60))
 def test_other_bytes_than_a_request_s_are_refused_in_one_way(payload: bytes) -> None:
-    for decode in (lambda: decode_taken(payload, BLOCK), lambda: decode_number(payload)):
+    for decode in (lambda: decode_arrived(payload, BLOCK), lambda: decode_number(payload)):
         try:
             decode()
         except ValueError:
@@ -54,7 +54,7 @@ def test_why_a_request_is_refused() -> None:
         (struct.pack("<4Q", 1, 31, 3, 4), "expected a prompt of at least 32 tokens, got 31"),
     ):
         with pytest.raises(ValueError, match=message):
-            decode_taken(payload, BLOCK)
+            decode_arrived(payload, BLOCK)
     with pytest.raises(ValueError, match="expected 8 bytes, got 9"):
         decode_number(bytes(9))
 

@@ -19,15 +19,15 @@ from support.replica_servers import SECRET, LocalReplica, local_replicas, tiny_l
 from radixkv import LLM, SamplingParams
 from radixkv.cluster import ReplicaSet
 from radixkv.cluster.records import (
+    ArrivedRequest,
     Kind,
-    TakenRequest,
+    decode_arrived,
     decode_hashes,
     decode_number,
-    decode_taken,
+    encode_arrived,
     encode_hashes,
     encode_load,
     encode_record,
-    encode_taken,
 )
 from radixkv.cluster.replica_pins import ReplicaPins
 from radixkv.cluster.wire import SENDER_HEADER, encode_request, private_headers
@@ -158,16 +158,16 @@ async def test_requests_are_announced_to_the_other_ingresses(
         async with another_ingress(servers) as two:
             await answer(one, LONG)
             await until(lambda: (two, Kind.ENDED) in [each[:2] for each in heard])
-            assert not {Kind.TAKEN, Kind.PREFILLED, Kind.ENDED} & {kind for who, kind, _ in heard if who is one}
+            assert not {Kind.ARRIVED, Kind.PREFILLED, Kind.ENDED} & {kind for who, kind, _ in heard if who is one}
             of_one = [(kind, payload) for who, kind, payload in heard if who is two and kind is not Kind.LOAD]
             kinds = [kind for kind, _ in of_one]
-            begun, prefilled = kinds.index(Kind.TAKEN), kinds.index(Kind.PREFILLED)
-            taken = decode_taken(of_one[begun][1], 16)
-            assert (taken.num_tokens, list(taken.block_hashes)) == (len(LONG), prompt_hashes(LONG, "", 16))
-            assert decode_number(of_one[prefilled][1]) == decode_number(of_one[-1][1]) == taken.number
+            begun, prefilled = kinds.index(Kind.ARRIVED), kinds.index(Kind.PREFILLED)
+            arrived = decode_arrived(of_one[begun][1], 16)
+            assert (arrived.num_tokens, list(arrived.block_hashes)) == (len(LONG), prompt_hashes(LONG, "", 16))
+            assert decode_number(of_one[prefilled][1]) == decode_number(of_one[-1][1]) == arrived.number
             # What is not expected any longer has been reported by then.
             stored = b"".join(payload for kind, payload in of_one[begun:prefilled] if kind is Kind.STORED)
-            assert set(decode_hashes(stored)) >= set(taken.block_hashes)
+            assert set(decode_hashes(stored)) >= set(arrived.block_hashes)
 
 
 async def test_what_an_ingress_without_events_has_sent_counts_as_work(default_tokenizer: Any, tmp_path: Path) -> None:
@@ -194,7 +194,7 @@ async def test_a_request_that_is_aborted_is_expected_no_longer(
         await until(lambda: others_on(two, "0") == 0)
         steps.allow_all()
         of_two = [kind for who, kind, _ in heard if who is two and kind is not Kind.LOAD]
-        assert of_two == [Kind.HELD, Kind.TAKEN, Kind.ENDED]
+        assert of_two == [Kind.HELD, Kind.ARRIVED, Kind.ENDED]
 
 
 async def test_a_request_that_is_refused_is_expected_no_longer(
@@ -210,7 +210,7 @@ async def test_a_request_that_is_refused_is_expected_no_longer(
 async def test_a_reader_that_begins_anew_forgets_what_it_was_told_before() -> None:
     cluster = Cluster()
     held, load = encode_record(Kind.HELD), encode_load(LOAD)
-    first, second = (encode_taken(TakenRequest(number, 40, [number, 10 * number])) for number in (1, 2))
+    first, second = (encode_arrived(ArrivedRequest(number, 40, [number, 10 * number])) for number in (1, 2))
     cluster.events["http://a"] = [held, first, held, second, load]
     replicas = await cluster.up("a")
     state = replicas.streams.router._replicas["a"]
@@ -251,5 +251,5 @@ async def test_senders_are_numbers(default_tokenizer: Any, tmp_path: Path) -> No
             headers = {"Authorization": f"Bearer {SECRET}", SENDER_HEADER: sender}
             refused = await one._clients["0"].post("/generate", content=body, headers=headers)
             assert refused.status_code == 400, sender
-        taken = await one._clients["0"].post("/generate", content=body, headers={"Authorization": f"Bearer {SECRET}"})
-        assert taken.status_code == 200
+        answer = await one._clients["0"].post("/generate", content=body, headers={"Authorization": f"Bearer {SECRET}"})
+        assert answer.status_code == 200
