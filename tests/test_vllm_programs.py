@@ -13,6 +13,7 @@ from support.replica_servers import tiny_llm, tiny_model
 from radixkv import LLM, AsyncLLM, BeamSearchParams, SamplingParams, StructuredOutputsParams, TextPrompt, TokensPrompt
 from radixkv.config import EngineConfig
 from radixkv.llm_options import llm_configs
+from radixkv.tools.chat_format import ChatFormat
 from radixkv.vllm_options import without_vllm_options
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True)
@@ -331,6 +332,27 @@ def test_streams_of_conversations_take_a_template_too(default_tokenizer: Any) ->
             return {output.prompt async for output in engine.chat(conversation, GREEDY, chat_template=ROLES)}
 
     assert asyncio.run(prompts()) == {"user> Hi\nbot>"}
+
+
+def test_how_answers_are_read_is_found_once_for_each_of_the_last_templates(
+    default_tokenizer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To find the form of calls, a template renders some twenty conversations: it did so for each request that brought it."""
+    llm = tiny_llm(default_tokenizer)
+    found: list[str] = []
+    of = ChatFormat.of
+
+    def counted(tokenizer: Any, *parsers: Any) -> ChatFormat:
+        found.append(tokenizer.chat_template)
+        return of(tokenizer, *parsers)
+
+    monkeypatch.setattr(ChatFormat, "of", counted)
+    file = tmp_path / "roles.jinja"
+    for text in (ROLES, ROLES, ROLES + "!"):
+        file.write_text(text)
+        (output,) = llm.chat([{"role": "user", "content": "Hi"}], GREEDY, use_tqdm=False, chat_template=file)
+        assert output.prompt == "user> Hi\nbot>" + text.removeprefix(ROLES)
+    assert found == [ROLES, ROLES + "!"]
 
 
 def test_a_broken_template_is_refused_when_the_model_is_loaded(default_tokenizer: Any, tmp_path: Path) -> None:

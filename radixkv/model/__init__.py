@@ -10,6 +10,7 @@
       quantised/            checkpoints whose weights others have quantised
       supported.py          which models can run over blocks, as far as configurations tell
       tokenizer.py, text_interface.py, generation_config.py               what is beside the weights
+        chat_templates.py   templates in place of a tokenizer's own
       silence.py            transformers' warnings meanwhile
       model_cache.py        what is made from models once, on disk
     runner.py               one forward pass over a packed batch, which model_input.py describes

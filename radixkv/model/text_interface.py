@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
+from radixkv.model.chat_templates import OtherTemplates
 from radixkv.sampling_defaults import SamplingDefaults
 from radixkv.tools.chat_format import ChatFormat
 
@@ -22,6 +23,7 @@ class TextInterface:
         eos_token_ids: tokens that end an answer.
         chat_format: how its answers to conversations are written; None where it has no chat template.
         sampling_defaults: what requests that say nothing else are sampled with, by the names of `SamplingParams`.
+        other_templates: how answers are read by the chat templates that requests bring.
     """
 
     tokenizer: Any
@@ -31,6 +33,7 @@ class TextInterface:
     eos_token_ids: frozenset[int]
     chat_format: ChatFormat | None
     sampling_defaults: SamplingDefaults
+    other_templates: OtherTemplates = field(default_factory=OtherTemplates, kw_only=True, repr=False, compare=False)
 
     def require_tokenizer(self) -> Any:
         """The tokenizer.

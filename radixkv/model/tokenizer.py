@@ -15,15 +15,14 @@ from typing import Any, TypeVar
 
 import transformers
 import xxhash
-from jinja2 import TemplateError, TemplateSyntaxError
 
 from radixkv.config import ModelConfig
 from radixkv.errors import ModelLoadError, first_line
+from radixkv.model.chat_templates import ChatTemplate, with_template
 from radixkv.model.default_model import DEFAULT_MODEL_NAME
 from radixkv.model.silence import silence_transformers
 from radixkv.model.source import load_errors, needs_code, resolve_folder
 from radixkv.model.text_interface import TextInterface
-from radixkv.text_files import read_utf8
 from radixkv.tools.chat_format import ChatFormat
 
 # Files of a tokenizer: those that are JSON objects, and those that may hold its vocabulary.
@@ -112,7 +111,9 @@ def chosen_tokenizer(config: ModelConfig, read_own: Callable[[], Any]) -> Any:
         raise TypeError(f"tokenizer: expected one of transformers, or its hub id or folder, got {tokenizer!r:.80}")
     if config.chat_template is None:
         return tokenizer
-    return copy.deepcopy(_with_template(tokenizer, config.chat_template))  # the caller may use it elsewhere
+    return copy.deepcopy(
+        with_template(tokenizer, ChatTemplate.read(config.chat_template))
+    )  # the caller may use it elsewhere
 
 
 _Text = TypeVar("_Text", bound=TextInterface)
@@ -130,38 +131,9 @@ def with_chat_template(loaded: _Text, template: str | Path | None) -> _Text:
     """
     if template is None:
         return loaded
-    tokenizer = _with_template(loaded.tokenizer, template)
     parsers = () if loaded.chat_format is None else loaded.chat_format.parsers
-    return replace(loaded, tokenizer=tokenizer, chat_format=ChatFormat.of(tokenizer, *parsers))
-
-
-def _with_template(tokenizer: Any, template: str | Path) -> Any:
-    text = _read_template(template)
-    if tokenizer is None:
-        raise ValueError("chat_template: expected None, for the model has no tokenizer")
-    tokenizer = copy.copy(tokenizer)  # with the same vocabulary
-    tokenizer.chat_template = text
-    try:
-        tokenizer.apply_chat_template([{"role": "user", "content": "x"}], tokenize=False)
-    except TemplateSyntaxError as error:
-        where = "" if text == str(template) else f" {template},"
-        raise ValueError(f"chat_template:{where} line {error.lineno}: expected a Jinja template: {error}") from error
-    except TemplateError:
-        pass  # it refuses this conversation, and may take others
-    return tokenizer
-
-
-def _read_template(template: str | Path) -> str:
-    if isinstance(template, str) and "{" in template:
-        return template
-    try:
-        return read_utf8(Path(template))
-    except OSError as error:
-        raise ValueError(
-            f"chat_template: expected a file or a Jinja template, got {str(template)!r:.80} ({error.strerror})"
-        ) from error
-    except ValueError as error:
-        raise ValueError(f"chat_template: {error}") from error
+    tokenizer, chat_format = loaded.other_templates.of(loaded.tokenizer, ChatTemplate.read(template), *parsers)
+    return replace(loaded, tokenizer=tokenizer, chat_format=chat_format)
 
 
 def chat_format_of(tokenizer: Any, config: ModelConfig) -> ChatFormat | None:
