@@ -24,7 +24,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationIn
 
 from radixkv.option_words import in_one_line, refuse_unknown
 from radixkv.sizes import parse_size
-from radixkv.tools.names import ReasoningParserName, ToolCallParserName
+from radixkv.tools.names import PARSERS_ELSEWHERE, ReasoningParserName, ToolCallParserName
 
 if TYPE_CHECKING:
     import torch
@@ -128,9 +128,11 @@ class ModelConfig(Config):
     fuse_rotary: bool = True
     """On a GPU, rotate queries and keys in the kernel that stores keys, in layers that are found to rotate as Llama's do."""
     tool_call_parser: ToolCallParserName = "auto"
-    """How the model writes tool calls; auto: by its chat template, or else as JSON."""
+    """How the model writes tool calls; auto: by its chat template, or else as JSON. Names of vLLM's and SGLang's parsers
+    stand for the same form, or for auto."""
     reasoning_parser: ReasoningParserName = "auto"
-    """Which tags enclose the model's thinking; auto: by its chat template; none: thinking is text."""
+    """Which tags enclose the model's thinking; auto: by its chat template; none: thinking is text. Names of vLLM's and
+    SGLang's parsers stand for the same tags, or for auto."""
     generation_config: str = "auto"
     """Sampling defaults for requests that set none. auto: the model's generation_config.json; vllm: no file; or a folder with
     another one. End tokens are always taken from the file; with vllm, a file that cannot be read is ignored with a
@@ -150,6 +152,19 @@ class ModelConfig(Config):
                 "that are quantised already (GPTQ, AWQ, compressed-tensors, torchao, fp8) are recognised without it"
             )
         return given
+
+    @field_validator("tool_call_parser", "reasoning_parser", mode="before")
+    @classmethod
+    def _known_parser(cls, given: Any, info: ValidationInfo) -> Any:
+        name = str(info.field_name)
+        known = get_args(cls.model_fields[name].annotation)
+        chosen = PARSERS_ELSEWHERE[name].get(given, given) if isinstance(given, str) else given
+        if chosen not in known:
+            raise ValueError(
+                f"{name}: expected one of {', '.join(known)}, or a name of vLLM's or SGLang's for one of them, got "
+                f"{given!r:.80}; auto chooses by the chat template, and works for most models"
+            )
+        return chosen
 
     @field_validator("override_generation_config", mode="before")
     @classmethod

@@ -27,6 +27,7 @@ from radixkv.llm_options import EngineOptions, LLMOptions, ModelOptions
 from radixkv.model.loader import load_model
 from radixkv.server.config import ServerConfig
 from radixkv.sizes import parse_size
+from radixkv.tools.names import PARSERS_ELSEWHERE
 
 
 @pytest.mark.parametrize(("options", "config"), [(ModelOptions, ModelConfig), (EngineOptions, EngineConfig)])
@@ -84,6 +85,17 @@ def test_names_of_eviction_policies_are_those_that_exist() -> None:
             "quantization: expected one of int8, int4, gguf or None, got 'awq'; checkpoints that are quantised already "
             "(GPTQ, AWQ, compressed-tensors, torchao, fp8) are recognised without it",
         ),
+        (
+            {"tool_call_parser": "xlam"},
+            "tool_call_parser: expected one of auto, hermes, qwen3_coder, glm, llama3_json, mistral_v3, mistral_v11, "
+            "deepseek_v3, deepseek_v31, harmony, json, or a name of vLLM's or SGLang's for one of them, got 'xlam'; auto "
+            "chooses by the chat template, and works for most models",
+        ),
+        (
+            {"reasoning_parser": 3},
+            "reasoning_parser: expected one of auto, none, think, mistral, or a name of vLLM's or SGLang's for one of them, "
+            "got 3; auto chooses by the chat template, and works for most models",
+        ),
         ({"num_blocks": 2**31}, "num_blocks: expected at most 2,147,483,647, got 2147483648"),
         ({"max_num_seqs": 2**63}, "max_num_seqs: expected at most 2,147,483,647, got 9223372036854775808"),
         (
@@ -122,6 +134,19 @@ def test_an_impossible_value_is_one_line_before_anything_is_loaded(options: dict
     with pytest.raises(ValueError) as refusal:  # noqa: PT011
         LLM("/no/such/model", **options)
     assert str(refusal.value) == message
+
+
+def test_parsers_of_other_servers_are_taken_by_their_names() -> None:
+    options: dict[str, Any] = {"tool_call_parser": "qwen25", "reasoning_parser": "deepseek-r1"}
+    config = ModelConfig(**options)
+    assert (config.tool_call_parser, config.reasoning_parser) == ("hermes", "think")
+    # vLLM's name for two forms.
+    mistral: Any = "mistral"
+    assert ModelConfig(tool_call_parser=mistral).tool_call_parser == "auto"
+    for name, names in PARSERS_ELSEWHERE.items():
+        known = get_args(ModelConfig.model_fields[name].annotation)
+        assert set(names.values()) <= set(known)
+        assert not set(names) & set(known)
 
 
 def test_long_values_and_secrets_are_not_repeated() -> None:

@@ -27,7 +27,9 @@ _ARGUMENTS = frozenset({"model"})
 # Repeated: one key each.
 _FLAGS: Mapping[str, str] = MappingProxyType({"api_keys": "--api-key", "cors_origins": "--cors-origin"})
 # Fields whose configuration's own error says more about a wrong value than a list of choices would.
-_CHECKED: Mapping[str, type[Config]] = MappingProxyType({"quantization": ModelConfig})
+_CHECKED: Mapping[str, type[Config]] = MappingProxyType(
+    dict.fromkeys(("quantization", "tool_call_parser", "reasoning_parser"), ModelConfig)
+)
 _NO_TEXT = frozenset({"tokenizer", "tiers"})  # objects, which no command line can name
 
 _Command = TypeVar("_Command", bound=Callable[..., None])

@@ -29,7 +29,7 @@ from radixkv.tools.formats.mistral import MistralFormat, MistralNamedFormat
 from radixkv.tools.formats.qwen3_coder import Qwen3CoderFormat
 from radixkv.tools.grammar import AnswerFrame, GrammarWriter
 from radixkv.tools.instructions import with_tools_in_words
-from radixkv.tools.names import SAME_AS, ReasoningParserName, ToolCallParserName
+from radixkv.tools.names import ReasoningParserName, ToolCallParserName
 from radixkv.tools.pieces import ReadPiece
 from radixkv.tools.reasoning import MISTRAL_THINK, THINK, ReasoningState, ReasoningTags
 from radixkv.tools.source import AnswerSource, Parsing, text_until
@@ -41,7 +41,7 @@ CALL_FORMATS: Mapping[str, CallFormat] = MappingProxyType(
         "qwen3_coder": Qwen3CoderFormat(),
         "glm": GlmFormat(),
         "llama3_json": Llama3JsonFormat(),
-        "mistral": MistralFormat(),
+        "mistral_v3": MistralFormat(),
         "mistral_v11": MistralNamedFormat(),
         "deepseek_v3": DeepSeekV3Format(),
         "deepseek_v31": DeepSeekV31Format(),
@@ -55,7 +55,7 @@ REASONING_TAGS: Mapping[str, ReasoningTags] = MappingProxyType({"think": THINK, 
 _SIGNS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("harmony", ("<|channel|>", "<|message|>")),
     ("mistral_v11", ("[TOOL_CALLS]", "[ARGS]")),
-    ("mistral", ("[TOOL_CALLS]",)),
+    ("mistral_v3", ("[TOOL_CALLS]",)),
     ("deepseek_v3", ("<｜tool▁calls▁begin｜>", "```json")),
     ("deepseek_v31", ("<｜tool▁calls▁begin｜>",)),
     ("qwen3_coder", ("<tool_call>", "<function=", "<parameter=")),
@@ -97,8 +97,8 @@ class ChatFormat:
         """The format of a model by its tokenizer, which has a chat template."""
         template: str = tokenizer.get_chat_template(tools=[dict(TOOLS[0])])
         probe = TemplateProbe(tokenizer)
-        form = _form_of(template, probe) if calls == "auto" else CALL_FORMATS[SAME_AS.get(calls, calls)]
-        tags = _tags_of(template) if reasoning == "auto" else REASONING_TAGS.get(SAME_AS.get(reasoning, reasoning))
+        form = _form_of(template, probe) if calls == "auto" else CALL_FORMATS[calls]
+        tags = _tags_of(template) if reasoning == "auto" else REASONING_TAGS.get(reasoning)
         tokens = tokenizer.added_tokens_decoder
         return cls(
             calls=form,

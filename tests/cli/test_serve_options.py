@@ -278,6 +278,14 @@ def test_quantisations_are_taken(serve: Serve) -> None:
     assert serve("--quantization", "int4")[1]["quantization"] == "int4"
 
 
+def test_names_of_other_servers_parsers_are_taken_and_unknown_ones_say_what_to_write(serve: Serve) -> None:
+    assert serve("--tool-call-parser", "kimi_k2", "--reasoning-parser", "deepseek_r1")
+    result = command("--tool-call-parser", "xlam")
+    assert result.exit_code == 2
+    said = " ".join(result.output.replace("│", " ").split())
+    assert "got 'xlam'; auto chooses by the chat template, and works for most models" in said
+
+
 @pytest.mark.parametrize("name", ["serve.toml", "serve.yaml"])
 def test_a_file_that_is_not_utf_8_is_named(name: str, tmp_path: Path) -> None:
     path = tmp_path / name

@@ -85,7 +85,7 @@ KNOWN = MappingProxyType(
             'Respond in the format {"name": function name, "parameters": dictionary of argument name and its value}.',
             written_calls(_JSON),
         ),
-        "mistral": chatml("[TOOL_CALLS]", written_calls(_JSON, "[TOOL_CALLS][", ", ", "]")),
+        "mistral_v3": chatml("[TOOL_CALLS]", written_calls(_JSON, "[TOOL_CALLS][", ", ", "]")),
         "mistral_v11": chatml("[TOOL_CALLS]a[ARGS]", written_calls(f"[TOOL_CALLS]{_NAME}[ARGS]{_ARGUMENTS}")),
         "deepseek_v3": chatml(
             "<｜tool▁calls▁begin｜>```json",

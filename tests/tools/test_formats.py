@@ -146,8 +146,11 @@ def test_thoughts_that_are_cut_stay_thoughts_where_calls_are_required() -> None:
             "llama3_json",
             '<|python_tag|>{"type": "function", "name": "get_weather", "parameters": {"city": "Rome\\nItaly"}}',
         ),
-        ("mistral", '[TOOL_CALLS] [{"name": "get_weather", "arguments": {"city": "Rome\\nItaly"}, "id": "a1b2c3d4e"}]'),
-        ("mistral", '[TOOL_CALLS]get_weather[CALL_ID]a1b2c3d4e[ARGS]{"city": "Rome\\nItaly"}'),
+        (
+            "mistral_v3",
+            '[TOOL_CALLS] [{"name": "get_weather", "arguments": {"city": "Rome\\nItaly"}, "id": "a1b2c3d4e"}]',
+        ),
+        ("mistral_v3", '[TOOL_CALLS]get_weather[CALL_ID]a1b2c3d4e[ARGS]{"city": "Rome\\nItaly"}'),
         (
             "deepseek_v31",
             "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>get_weather\n```json\n"
@@ -184,9 +187,9 @@ def test_other_spellings_of_a_family_are_read(name: str, text: str) -> None:
         ("hermes", '<tool_call>{"name": "now", "arguments": Rome}', "", ', "arguments": Rome}'),
         ("hermes", '<tool_call>{"name": "now", "arguments": {}, "why": 1}', "{}", ', "why": 1}'),
         ("hermes", '<tool_call>{"name": "now", "arguments": {}, "parameters": {}}', "{}", ', "parameters": {}}'),
-        ("mistral", '[TOOL_CALLS][{"name": "now", "name": 1}]', "", ', "name": 1}]'),
-        ("mistral", '[TOOL_CALLS][{"name": "now"} , {"why": 1}]', "{}", ', {"why": 1}]'),
-        ("mistral", '[TOOL_CALLS][{"name": "now"}\n]', "{}", ""),
+        ("mistral_v3", '[TOOL_CALLS][{"name": "now", "name": 1}]', "", ', "name": 1}]'),
+        ("mistral_v3", '[TOOL_CALLS][{"name": "now"} , {"why": 1}]', "{}", ', {"why": 1}]'),
+        ("mistral_v3", '[TOOL_CALLS][{"name": "now"}\n]', "{}", ""),
         ("mistral_v11", "[TOOL_CALLS]now[ARGS] {}", "{}", ""),
         ("qwen3_coder", "<tool_call><function=now>\n {}", "", "\n {}"),
         ("glm", "<tool_call>now</tool_call>", "{}", ""),
