@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 
 from hypothesis import HealthCheck, settings
@@ -115,7 +116,8 @@ def policy_machine(
 
         @invariant()
         def the_index_is_what_was_added(self) -> None:
-            assert sorted(map(id, self.policy.leaves())) == sorted(map(id, self.leaves))
+            leaves = list(self.policy.leaves())
+            assert Counter(leaves) == Counter(self.leaves), f"leaves: expected {self.leaves}, got {leaves}"
             if not self.leaves:
                 return
             following = self.policy.next_leaf()

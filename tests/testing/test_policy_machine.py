@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 
 import pytest
+from hypothesis import Phase, settings
 
 from radixkv.cache import LRU, EvictableLeaf, EvictionPolicy
 from radixkv.testing import policy_machine
@@ -78,15 +79,34 @@ class ByUsesOfParent(FindsAgainByKey):
     attribute = "parent_uses"
 
 
+def run_without_shrinking(policy: Callable[[], EvictionPolicy]) -> None:
+    """Stops at the first failure; shrinking it takes seconds."""
+    machine = policy_machine(policy, max_examples=100)
+    machine.TestCase.settings = settings(machine.TestCase.settings, phases=(Phase.generate,))
+    machine.TestCase().runTest()
+
+
 @pytest.mark.parametrize("policy", [ByDepth, ByUsesOfParent])
 def test_a_policy_that_takes_for_fixed_what_changes_is_found(policy: Callable[[], EvictionPolicy]) -> None:
     """In the machine, nothing of a leaf in the index changed but its number of blocks; in a cache, these failed."""
     with pytest.raises(KeyError):
-        policy_machine(policy, max_examples=100).TestCase().runTest()
+        run_without_shrinking(policy)
 
 
 def test_a_policy_may_rely_on_what_does_not_change() -> None:
     policy_machine(FindsAgainByKey, max_examples=30).TestCase().runTest()
+
+
+class NeverRemoves(LRU):
+    def remove(self, leaf: EvictableLeaf) -> None:
+        """Keeps it."""
+
+
+def test_a_policy_with_other_leaves_than_were_added_is_reported_with_both() -> None:
+    with pytest.raises(
+        AssertionError, match=r"^leaves: expected \[.*\], got \[leaf of \d blocks, last used at \d+.*\]"
+    ):
+        run_without_shrinking(NeverRemoves)
 
 
 @pytest.mark.parametrize("policy", [Clocked, CountsIdleBlocks])
