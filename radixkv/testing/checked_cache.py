@@ -44,6 +44,7 @@ class LiveSequence:
         self.handle = handle
         self.length = 0
         self._tags: list[int] = []
+        self._num_prompt_tokens = len(tokens)
         self._outlived_clear = False
 
     @property
@@ -91,11 +92,11 @@ class CheckedCache:
         sequence = LiveSequence(name, namespace, prompt, handle)
         self.live[name] = sequence
         sequence.length = self._cache.length(handle)
-        self._story.go_on(f"finds {sequence.length} known, in blocks {self._blocks(sequence)}")
+        self._story.go_on(f"finds {sequence.length} cached, in blocks {self._blocks(sequence)}")
         if sequence.length >= len(prompt):
             self._fail(5, f"all {len(prompt)} tokens of {name}'s prompt are reused")
         if sequence.length != expected:
-            self._fail(4, f"{expected} tokens of {name}'s prompt are known, and it was given {sequence.length}")
+            self._fail(4, f"{expected} tokens of {name}'s prompt are cached, and it was given {sequence.length}")
         self._check_evicted(before)
         sequence._tags = next_tags(self._root_tag(namespace), prompt[: sequence.length])
         self._carry_out_copies()
@@ -107,9 +108,7 @@ class CheckedCache:
         """Compute up to ``count`` pending tokens, with room for ``spare`` more; False where the cache refuses."""
         tokens = sequence.tokens[sequence.length : sequence.length + count]
         total = sequence.length + len(tokens) + spare
-        self._story.begin(
-            f"{sequence.name} computes {tokens_in_words(tokens)}" + (f" with room for {spare} more" if spare else "")
-        )
+        self._story.begin(_growth_in_words(sequence, tokens, spare))
         before = self._state()
         if not self._cache.reserve(sequence.handle, total):
             self._refused(before, total, others=[other for other in self.live.values() if other is not sequence])
@@ -168,7 +167,7 @@ class CheckedCache:
             known = self._cache.match(sequence.tokens[:whole], sequence.namespace)
             if known < whole:
                 self._fail(
-                    4, f"{sequence.name} has just closed with {whole} tokens in whole blocks, and {known} are known"
+                    4, f"{sequence.name} has just closed with {whole} tokens in whole blocks, and {known} are cached"
                 )
         self._done()
 
@@ -182,13 +181,13 @@ class CheckedCache:
         after = self._cache.match(tokens, namespace) if tokens else 0
         if after > before:
             self._fail(
-                4, f"{sequence.name} was aborted, and {after} of its tokens are known, where {before} were before"
+                4, f"{sequence.name} was aborted, and {after} of its tokens are cached, where {before} were before"
             )
         self._done()
 
     def clear(self, namespace: str = "") -> None:
         """Drop what is cached under a namespace; nothing of it may be cached then."""
-        self._story.begin(f"what is known{under(namespace)} is cleared")
+        self._story.begin(f"what is cached{under(namespace)} is cleared")
         self._cache.clear(namespace)
         befores, root = self._memory.tags_before(self._cache.cached_blocks()), self._root_tag(namespace)
         left = [block for block, before in befores.items() if before == root]
@@ -205,7 +204,7 @@ class CheckedCache:
         for length in {known // 2, max(0, known - 1)} - {0}:
             part = self._cache.match(prompt[:length], namespace)
             if part != self._whole(length):
-                self._fail(4, f"{known} tokens are known, but of the first {length} only {part}")
+                self._fail(4, f"{known} tokens are cached, but of the first {length} only {part}")
         self._done()
         return known
 
@@ -283,12 +282,23 @@ class CheckedCache:
             self._fail(3, f"{sequence.name} has {len(blocks)} blocks for {sequence.length} tokens")
         wrong = self._memory.first_difference(blocks, np.array(sequence._tags, dtype=np.uint64))
         if wrong is not None:
-            self._fail(
-                3, f"{sequence.name} reads at position {wrong}, in block {blocks[wrong // size]}, what is not its own"
-            )
+            self._fail_read(sequence, wrong, blocks[wrong // size])
+
+    def _fail_read(self, sequence: LiveSequence, position: int, block: int) -> NoReturn:
+        place = f"{sequence.name} reads at position {position}, in block {block},"
+        tag = self._memory.tag(block, position % self.adapter.block_size)
+        if tag is None:
+            self._fail(3, f"{place} a slot that was not written")
+        for namespace, root_tag in self._root_tags.items():
+            if tag == next_tags(root_tag, sequence.tokens[: position + 1])[-1]:
+                self._fail(8, f"{place} what was written under {namespace!r}, not {sequence.namespace!r}")
+        self._fail(3, f"{place} what was written for another prefix")
 
     def _check_sole_owner(self, sequence: LiveSequence, blocks: Sequence[int], start: int, count: int) -> None:
         size = self.adapter.block_size
+        for block, times in Counter(blocks).items():
+            if times > 1:
+                self._fail(2, f"{sequence.name} has block {block} in {times} places: {ids_in_words(blocks)}")
         written = set(blocks[start // size : -(-(start + count) // size)])
         for other in self.live.values():
             if other is not sequence:
@@ -300,7 +310,7 @@ class CheckedCache:
     def _check_namespaces(self, holders: dict[int, list[LiveSequence]]) -> None:
         for block, sequences in holders.items():
             if len({sequence.namespace for sequence in sequences}) > 1:
-                self._fail(8, f"block {block} is used by {_these(sequences)}, who have different namespaces")
+                self._fail(8, f"block {block} is used by {_these(sequences)}, which have different namespaces")
 
     def _check_prefixes_cached(self, cached: list[int], ends: set[int]) -> None:
         for block, before in self._memory.tags_before(cached).items():
@@ -348,7 +358,7 @@ class CheckedCache:
         if sequences is not None:
             known = self._whole(max((_common(sequence, prompt) for sequence in sequences), default=0))
             if matched != known:
-                self._fail(4, f"of {tokens_in_words(prompt)} {known} are known, and match says {matched}")
+                self._fail(4, f"of {tokens_in_words(prompt)} {known} are cached, and match says {matched}")
         return matched
 
     def _whole(self, length: int) -> int:
@@ -393,6 +403,13 @@ class CheckedCache:
         num_blocks, block_size = self.adapter.num_blocks, self.adapter.block_size
         pool = f"{count_in_words(num_blocks, 'block')} of {count_in_words(block_size, 'token')}"
         raise RuleViolation(rule, problem, self._story.steps, pool) from cause
+
+
+def _growth_in_words(sequence: LiveSequence, tokens: Sequence[int], spare: int) -> str:
+    if not tokens:
+        return f"{sequence.name} reserves room for {spare} more"
+    verb = "computes" if sequence.length < sequence._num_prompt_tokens else "generates"
+    return f"{sequence.name} {verb} {tokens_in_words(tokens)}" + (f" with room for {spare} more" if spare else "")
 
 
 def _common(a: Sequence[int], b: Sequence[int]) -> int:

@@ -71,6 +71,11 @@ class ShadowMemory:
         wrong = self._tags[list(blocks[:num_blocks])].reshape(-1)[: len(tags)] != tags
         return int(wrong.argmax()) if wrong.any() else None
 
+    def tag(self, block: int, slot: int) -> int | None:
+        """The tag in a slot; None if nothing was written there."""
+        tag = int(self._tags[block, slot])
+        return None if tag == _NEVER_WRITTEN else tag
+
     def full_block_tags(self, blocks: Sequence[int]) -> dict[int, int]:
         """Those of ``blocks`` whose slots were all written for one sequence, with the tag of their last slot."""
         ids = np.array(list(blocks), dtype=np.int64)

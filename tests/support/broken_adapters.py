@@ -114,6 +114,29 @@ class FreesTwice(Broken):
         return super().free_blocks() * 2
 
 
+class IgnoresTokens(Broken):
+    """Finds whatever has been cached of zeros."""
+
+    keeps_closed = False
+
+    def open(self, prompt: Sequence[int], namespace: str) -> BlockTable | None:
+        return super().open([0] * len(prompt), namespace)
+
+    def match(self, prompt: Sequence[int], namespace: str) -> int:
+        return super().match([0] * len(prompt), namespace)
+
+    def known_sequences(self, namespace: str) -> None:  # type: ignore[override]
+        return None
+
+
+class HoldsABlockTwice(Broken):
+    """A sequence's second block is its first."""
+
+    def blocks(self, handle: BlockTable) -> list[int]:
+        blocks = super().blocks(handle)
+        return [*blocks[:1], *blocks[:1], *blocks[2:]][: len(blocks)]
+
+
 class KeepsTwice(Broken):
     """Two caches that take turns: what one knows the other computes again."""
 

@@ -15,6 +15,8 @@ from support.broken_adapters import (
     EvictsTooMuch,
     ForgetsCopies,
     FreesTwice,
+    HoldsABlockTwice,
+    IgnoresTokens,
     KeepsTwice,
     MatchesOneTooMany,
     MatchesWholeBlocksOnly,
@@ -79,7 +81,7 @@ def test_our_cache_can_be_driven_so() -> None:
     ("adapter", "rule"),
     [
         (ReusesEverything, 5),
-        (SharesAcrossNamespaces, 3),
+        (SharesAcrossNamespaces, 8),
         (ForgetsCopies, 3),
         (MatchesWholeBlocksOnly, 4),
         (MatchesOneTooMany, 4),
@@ -102,7 +104,7 @@ def test_each_rule_can_be_seen_broken(adapter: Callable[[int, int], CacheAdapter
 @pytest.mark.parametrize(
     ("kind", "problem"),
     [
-        (MatchesOneTooMany, r"of 1 token \[0\] 1 are known, and match says 2"),
+        (MatchesOneTooMany, r"of 1 token \[0\] 1 are cached, and match says 2"),
         (ChecksItself, r"the cache's own check raised RuntimeError\('block 0 is held'\) at broken_adapters\.py:\d+"),
     ],
 )
@@ -137,10 +139,10 @@ def test_a_violation_lists_the_calls_that_led_to_it() -> None:
         cache.open([1, 2, 9, 9])
     assert caught.value.rule == 3
     assert caught.value.story == [
-        "A opens with 3 tokens [1 2 3]: finds 0 known, in blocks (none)",
+        "A opens with 3 tokens [1 2 3]: finds 0 cached, in blocks (none)",
         "A computes 3 tokens [1 2 3]: in blocks 0",
         "A closes",
-        "B opens with 4 tokens [1 2 9 9]: finds 2 known, in blocks 1",
+        "B opens with 4 tokens [1 2 9 9]: finds 2 cached, in blocks 1",
     ]
 
 
@@ -172,5 +174,42 @@ def test_a_report_says_how_much_of_a_block_is_copied() -> None:
         cache._fail(1, "")
     assert (
         caught.value.story[-1]
-        == "B opens with 4 tokens [1 2 9 9]: finds 2 known, in blocks 1; block 0 is copied to 1 (2 tokens)"
+        == "B opens with 4 tokens [1 2 9 9]: finds 2 cached, in blocks 1; block 0 is copied to 1 (2 tokens)"
     )
+
+
+@pytest.mark.parametrize(
+    ("kind", "rule", "problem"),
+    [
+        (ForgetsCopies, 3, r"B reads at position 0, in block \d, a slot that was not written"),
+        (HoldsABlockTwice, 2, r"A has block 0 in 2 places: 0 0"),
+        (IgnoresTokens, 3, r"B reads at position 0, in block \d, what was written for another prefix"),
+    ],
+)
+def test_a_report_says_what_a_sequence_reads_instead_of_its_own(
+    kind: Callable[[int, int], CacheAdapter], rule: int, problem: str
+) -> None:
+    """All three were reported as rule 3, with the same words."""
+    violation = found_in(kind, max_examples=300)
+    assert violation.rule == rule
+    assert re.fullmatch(problem, violation.problem)
+
+
+def test_a_report_distinguishes_prompts_from_what_is_generated() -> None:
+    """Tokens after the prompt were computed like it, and room for none was reported as a computation of 0 tokens."""
+    cache = CheckedCache(PrefixCacheAdapter(8, 4))
+    sequence = cache.open([1, 2])
+    assert sequence is not None
+    for count in (1, 1, 1):
+        cache.compute(sequence, count)
+    cache.compute(sequence, 0, spare=3)
+    cache.generate(sequence, [7])
+    with pytest.raises(RuleViolation) as caught:
+        cache._fail(1, "")
+    assert caught.value.story[1:] == [
+        "A computes 1 token [1]: in blocks 0",
+        "A computes 1 token [2]: in blocks 0",
+        "A reserves room for 0 more: in blocks 0",
+        "A reserves room for 3 more: in blocks 0 1",
+        "A generates 1 token [7]: in blocks 0 1",
+    ]

@@ -45,7 +45,7 @@ class CachesAborted(PrefixCacheAdapter):
 def test_a_cache_that_keeps_what_was_aborted_is_found() -> None:
     violation = found_in(CachesAborted)
     assert violation.rule == 4
-    assert violation.problem == "A was aborted, and 1 of its tokens are known, where 0 were before"
+    assert violation.problem == "A was aborted, and 1 of its tokens are cached, where 0 were before"
     assert violation.story[-1] == "A is aborted"
 
 
@@ -84,4 +84,4 @@ def test_a_cache_that_keeps_what_was_cleared_is_found() -> None:
     violation = found_in(ClearsOnlyWhenIdle)
     assert violation.rule == 4
     assert re.fullmatch(r"blocks [\d ]+ are still cached", violation.problem)
-    assert violation.story[-1] == "what is known is cleared"
+    assert violation.story[-1] == "what is cached is cleared"
