@@ -102,6 +102,23 @@ def test_where_they_come_from_and_what_takes_their_place(folder: Path, tmp_path:
     assert load_model(folder, ModelConfig(generation_config=str(tmp_path))).eos_token_ids == {33}
 
 
+def test_a_warning_names_fields_that_are_not_applied(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """transformers generates other tokens with them, and nothing said so."""
+    build_shallow("llama").save_pretrained(tmp_path)
+    path = tmp_path / "generation_config.json"
+    path.write_text('{"suppress_tokens": [5], "min_length": 30, "temperature": 0.5}')
+    load_model(tmp_path)
+    (warning,) = (record.message for record in caplog.records if record.levelno == logging.WARNING)
+    assert warning.startswith(f"generation_config of {tmp_path}: min_length, suppress_tokens: not applied")
+    caplog.clear()
+    load_model(tmp_path, ModelConfig(generation_config="vllm"))
+    path.write_text(
+        '{"suppress_tokens": [], "min_length": 0, "num_beams": 1, "typical_p": 1.0, "guidance_scale": null}'
+    )
+    load_model(tmp_path)
+    assert not [record for record in caplog.records if record.levelno == logging.WARNING]
+
+
 def test_end_tokens_are_of_the_vocabulary() -> None:
     """A negative one, which some files have for none, ended answers at a token counted from the vocabulary's end."""
     model = build_shallow("llama")

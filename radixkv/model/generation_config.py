@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+import types
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,31 @@ from radixkv.errors import ModelLoadError, first_line
 from radixkv.sampling_defaults import NO_DEFAULTS, SamplingDefaults, defaults_of_model, log_defaults, overridden
 
 _FILE = "generation_config.json"
+# Fields by which transformers changes which tokens follow, though vLLM and this do not. Each has no effect if it is None, and:
+_NOT_APPLIED: Mapping[str, Any] = types.MappingProxyType(
+    {
+        "bad_words_ids": [],
+        "begin_suppress_tokens": [],
+        "encoder_no_repeat_ngram_size": 0,
+        "encoder_repetition_penalty": 1,
+        "epsilon_cutoff": 0,
+        "eta_cutoff": 0,
+        "exponential_decay_length_penalty": [],
+        "forced_eos_token_id": [],
+        "guidance_scale": 1,
+        "min_length": 0,
+        "min_new_tokens": 0,
+        "no_repeat_ngram_size": 0,
+        "num_beams": 1,
+        "penalty_alpha": 0,
+        "sequence_bias": [],
+        "stop_strings": [],
+        "suppress_tokens": [],
+        "top_h": 0,
+        "typical_p": 1,
+        "watermarking_config": {},
+    }
+)
 
 _log = logging.getLogger(__name__)
 
@@ -84,6 +110,8 @@ def sampling_defaults_of(
 ) -> SamplingDefaults:
     """What requests are sampled with that say nothing else; a line of the log says it, where there is anything.
 
+    A warning names the fields that are not applied and change what transformers generates.
+
     Args:
         generation_config: the model's, or what is used in its place.
         config: says whether it counts, and what is given in the place of its values.
@@ -92,10 +120,28 @@ def sampling_defaults_of(
     Raises:
         ValueError: nothing can be sampled with a value.
     """
-    own = NO_DEFAULTS if config.generation_config == "vllm" else defaults_of_model(generation_config, name)
+    own = NO_DEFAULTS
+    if config.generation_config != "vllm":
+        own = defaults_of_model(generation_config, name)
+        _warn_of_others(generation_config, name)
     defaults = overridden(own, config.generation_override)
     log_defaults(name, defaults)
     return defaults
+
+
+def _warn_of_others(generation_config: transformers.GenerationConfig | None, name: str) -> None:
+    found = [
+        field
+        for field, neutral in _NOT_APPLIED.items()
+        if getattr(generation_config, field, None) not in (None, neutral)
+    ]
+    if found:
+        _log.warning(
+            "generation_config of %s: %s: not applied, though transformers generates other tokens with it; requests may set "
+            "bad_words, logit_bias, min_tokens and stop",
+            name,
+            ", ".join(found),
+        )
 
 
 def end_tokens_of(
