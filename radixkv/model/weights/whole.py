@@ -6,6 +6,7 @@ that they are quantised: both with no more than a warning.
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -16,6 +17,8 @@ import transformers
 
 from radixkv.errors import ModelLoadError, UnsupportedModelError
 from radixkv.model.weights.paths import torch_files_of
+
+_log = logging.getLogger(__name__)
 
 # Names of the scales that formats store beside a quantised ``weight``.
 _OF_QUANTISED = re.compile(r"weight_scale(_inv|_2)?|scales")
@@ -41,7 +44,7 @@ def model_class(config: Any) -> Any:
 def load_whole(
     folder: str, dtype: torch.dtype, config: Any, gguf_file: str | None = None
 ) -> transformers.PreTrainedModel:
-    """What transformers loads, with all weights in memory.
+    """What transformers loads, with all weights in memory; a warning names what the files have besides.
 
     Args:
         folder: of the model.
@@ -81,6 +84,14 @@ def load_whole(
         raise ModelLoadError(
             f"{source}: expected weights that are not quantised, as its configuration has no quantization_config, "
             f"got {scales[0]}"
+        )
+    if unexpected:
+        _log.warning(
+            "%s: %d of its tensors are left out, for they are no parameters of a %s, %s among them",
+            source,
+            len(unexpected),
+            type(model).__name__,
+            unexpected[0],
         )
     loaded: transformers.PreTrainedModel = model
     return loaded

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import pickle
 import re
 from pathlib import Path
@@ -49,6 +50,21 @@ def test_a_checkpoint_with_a_weight_of_another_shape_is_refused(native: bool, tm
     message = rf"^{tmp_path}: model\.norm\.weight: expected shape \[128\], got \[7\]$"
     with pytest.raises(ModelLoadError, match=message):
         load_model(tmp_path, ModelConfig(dtype="float32"), native=native)
+
+
+def test_a_warning_names_what_the_model_has_no_parameter_for(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """transformers' own is silenced: a bias that a configuration forgets was left out, and nothing said so."""
+    build("llama", SIZES).save_pretrained(tmp_path)
+    path = tmp_path / "model.safetensors"
+    tensors = load_file(path)
+    for name in ("rotary_emb.inv_freq", "q_proj.bias"):  # the former is of old checkpoints, and computed anew
+        tensors[f"model.layers.0.self_attn.{name}"] = torch.ones(16)
+        save_file(tensors, path, {"format": "pt"})
+        caplog.clear()
+        load_model(tmp_path, ModelConfig(dtype="float32"))
+    (warning,) = (record.message for record in caplog.records if record.levelno == logging.WARNING)
+    left_out = "1 of its tensors are left out, for they are no parameters of a LlamaForCausalLM"
+    assert warning == f"{tmp_path}: {left_out}, model.layers.0.self_attn.q_proj.bias among them"
 
 
 @pytest.mark.parametrize("contents", ["cut", "cut in its header", "empty", "another program's"])
