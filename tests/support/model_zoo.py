@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import torch
@@ -355,7 +356,7 @@ def build(name: str, options: dict[str, Any], seed: int = 0) -> transformers.Pre
     Args:
         name: what follows a "+" only tells two of an architecture apart.
     """
-    options = {key: value for key, value in {**_COMMON, **options}.items() if value is not None}
+    options = {key: copy.deepcopy(value) for key, value in {**_COMMON, **options}.items() if value is not None}
     config = transformers.AutoConfig.for_model(name.partition("+")[0], **options)
     return _build(transformers.AutoModelForCausalLM, config, seed)
 
@@ -365,7 +366,8 @@ def build_multimodal(name: str, options: dict[str, Any] | None = None) -> transf
     parts: dict[str, Any] = dict.fromkeys(transformers.CONFIG_MAPPING[name].sub_configs, _TOWER)
     # Only the files of Omni's thinkers give them one, without which they generate nothing.
     parts["vision_start_token_id"] = VOCAB_SIZE
-    parts["text_config"] = {**_COMMON, **(MULTIMODAL[name] if options is None else options)}
+    # Some configurations add to what they are given.
+    parts["text_config"] = copy.deepcopy({**_COMMON, **(MULTIMODAL[name] if options is None else options)})
     return _build(transformers.AutoModelForMultimodalLM, transformers.AutoConfig.for_model(name, **parts), seed=0)
 
 
