@@ -276,7 +276,9 @@ def test_a_damaged_folder_is_refused(tmp_path: Path) -> None:
         {"num_attention_heads": 0},
         {"num_key_value_heads": 0},
         {"vocab_size": -1},
+        {"hidden_act": "unknown"},
         {"rope_parameters": {"rope_type": "default", "rope_theta": None}},
+        {"rope_parameters": {"rope_type": "unknown", "rope_theta": 10000.0}},
     ],
 )
 def test_a_configuration_that_makes_no_model_is_refused_by_its_folder(wrong: dict[str, Any], tmp_path: Path) -> None:
@@ -287,6 +289,15 @@ def test_a_configuration_that_makes_no_model_is_refused_by_its_folder(wrong: dic
     for native in (True, False):  # whether weights stay in their files at first
         with pytest.raises(ModelLoadError, match=f"^{tmp_path}: transformers makes no model of its configuration: "):
             load_model(tmp_path, native=native)
+
+
+def test_an_attention_that_a_configuration_names_need_not_be_installed(tmp_path: Path) -> None:
+    """It was refused for lack of a package that no LLM calls."""
+    build_supported("llama").save_pretrained(tmp_path)
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"_attn_implementation": "flash_attention_2"}))
+    for native in (True, False):
+        assert load_model(tmp_path, native=native).name == str(tmp_path)
 
 
 def test_lack_of_memory_for_a_model_is_told(tmp_path: Path) -> None:

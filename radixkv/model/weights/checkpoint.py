@@ -28,6 +28,7 @@ _OF_DAMAGE = (SafetensorError, UnpicklingError, EOFError, RuntimeError)
 # What a wrong configuration raises, besides what `load_errors` takes.
 _OF_CONFIG: tuple[type[Exception], ...] = (
     StrictDataclassError,
+    KeyError,
     TypeError,
     AttributeError,
     IndexError,
@@ -62,10 +63,12 @@ def read_checkpoint(
             can read how; it lacks weights of the model, or has integers for them; a file is damaged; or there is too little
             memory.
         UnsupportedModelError: it is of a kind that generates no text.
-        OSError, ValueError, KeyError: as transformers raises them.
+        OSError, ValueError: as transformers raises them.
     """
     with _config_errors(folder):
         config = transformers.AutoConfig.from_pretrained(folder, trust_remote_code=False)
+        # Some files name one whose package is missing here; the engine sets its own.
+        config._attn_implementation = None
     config.name_or_path = name
     quantisation = quantisation_of(config, folder)
     with _damage_errors(folder):
