@@ -15,7 +15,7 @@ from radixkv.errors import ModelLoadError, first_line
 from radixkv.sampling_defaults import NO_DEFAULTS, SamplingDefaults, defaults_of_model, log_defaults, overridden
 
 _FILE = "generation_config.json"
-# Fields by which transformers changes which tokens follow, though vLLM and this do not. Each has no effect if it is None, and:
+# Fields by which transformers changes what it generates. None has no effect, and neither has what stands here.
 _NOT_APPLIED: Mapping[str, Any] = types.MappingProxyType(
     {
         "bad_words_ids": [],
