@@ -110,15 +110,14 @@ def _tool_choice(body: CountTokensRequest) -> dict[str, Any]:
 
 def _as_messages(body: CountTokensRequest) -> tuple[list[Mapping[str, Any]], list[Breakpoint]]:
     """The messages, and the breakpoints in the order of the prompt: tools, system, messages."""
-    breakpoints: list[Breakpoint] = []
-    turns = Turns()
+    prompt = _MarkedTurns()
     for tool in body.tools or []:
-        _add_mark(breakpoints, tool.cache_control, turns)
+        prompt.mark(tool.cache_control)
     system = [TextBlock(type="text", text=body.system)] if isinstance(body.system, str) else body.system or []
     for text_block in system:
         if not text_block.text.startswith(_BILLING_HEADER):
-            turns.add_text("system", text_block.text)
-        _add_mark(breakpoints, text_block.cache_control, turns)
+            prompt.add_text("system", text_block.text)
+        prompt.mark(text_block.cache_control)
     last_mark: CacheControl | None = None
     for index, message in enumerate(body.messages):
         for number, block in enumerate(_blocks(message)):
@@ -127,26 +126,19 @@ def _as_messages(body: CountTokensRequest) -> tuple[list[Mapping[str, Any]], lis
                 raise ValueError(
                     f"messages.{index}.content.{number}.{block.type}: expected text, which is all that this model reads"
                 )
-            _add_block(breakpoints, turns, message.role, block)
-            _add_mark(breakpoints, block.cache_control, turns)
+            prompt.add_block(message.role, block)
+            prompt.mark(block.cache_control)
             last_mark = block.cache_control
     if last_mark is None:
-        _add_mark(breakpoints, body.cache_control, turns)
-    messages = turns.messages()
-    _drop_empty_answer(messages, breakpoints)
+        prompt.mark(body.cache_control)
+    messages, breakpoints = prompt.messages(), prompt.breakpoints
+    if messages and messages[-1] == {"role": "assistant", "content": ""}:
+        # Left out, just as a message with an empty list of blocks makes none.
+        breakpoints = [replace(point, messages=point.messages[: len(messages) - 1]) for point in breakpoints]
+        del messages[-1]
     if not any(message["role"] != "system" for message in messages):
         raise ValueError("messages: expected at least one with content")
     return messages, breakpoints
-
-
-def _drop_empty_answer(messages: list[Mapping[str, Any]], breakpoints: list[Breakpoint]) -> None:
-    """Leave out an empty last message of the assistant, just as a message with an empty list of blocks makes none."""
-    if messages and messages[-1] == {"role": "assistant", "content": ""}:
-        breakpoints[:] = [
-            replace(point, messages=point.messages[:-1]) if len(point.messages) == len(messages) else point
-            for point in breakpoints
-        ]
-        del messages[-1]
 
 
 def _blocks(message: MessageParam) -> list[Block]:
@@ -155,45 +147,58 @@ def _blocks(message: MessageParam) -> list[Block]:
     return message.content
 
 
-def _add_block(breakpoints: list[Breakpoint], turns: Turns, role: str, block: Block) -> None:
-    """Add a block, and the marks within it."""
-    expected = "assistant" if isinstance(block, ToolUseBlock | ThinkingBlock | RedactedThinkingBlock) else role
-    expected = "user" if isinstance(block, ToolResultBlock | DocumentBlock | SearchResultBlock) else expected
-    if role != expected:
-        raise ValueError(f"messages: a block of type {block.type!r} is {expected}'s, got role {role!r}")
-    match block:
-        case TextBlock() | DocumentBlock() | SearchResultBlock():
-            _add_pieces(breakpoints, turns, role, block.pieces)
-        case ThinkingBlock():
-            turns.add_reasoning(block.thinking)
-        case RedactedThinkingBlock():
-            turns.add_reasoning("")
-        case ToolUseBlock():
-            turns.add_call(block.id, block.name, json.dumps(block.input, ensure_ascii=False))
-        case ToolResultBlock():
-            turns.begin_result(block.tool_use_id)
-            _add_pieces(breakpoints, turns, "tool", block.pieces)
+class _MarkedTurns(Turns):
+    """The messages, and the breakpoints among them.
 
-
-def _add_pieces(breakpoints: list[Breakpoint], turns: Turns, role: str, pieces: Sequence[Piece]) -> None:
-    for piece in pieces:
-        if isinstance(piece, str):
-            turns.add_text(role, piece)
-        else:
-            _add_mark(breakpoints, piece, turns)
-
-
-def _add_mark(breakpoints: list[Breakpoint], mark: CacheControl | None, turns: Turns) -> None:
-    """Note a mark, if there is one, behind what was translated so far.
-
-    Raises:
-        ValueError: there are too many, or a longer-lived one follows a shorter-lived one.
+    Attributes:
+        breakpoints: in the order of the prompt.
     """
-    if mark is None:
-        return
-    ttl = SECONDS[mark.ttl or "5m"]
-    if len(breakpoints) == MAX_BREAKPOINTS:
-        raise ValueError(f"cache_control: expected at most {MAX_BREAKPOINTS} of them")
-    if breakpoints and ttl > breakpoints[-1].ttl:
-        raise ValueError("cache_control: one with ttl '1h' must not follow one with ttl '5m'")
-    breakpoints.append(Breakpoint(turns.messages(), ttl))
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.breakpoints: list[Breakpoint] = []
+
+    def add_block(self, role: str, block: Block) -> None:
+        """Add a block, and the marks within it.
+
+        Raises:
+            ValueError: it is of another role, or what `mark` raises.
+        """
+        expected = "assistant" if isinstance(block, ToolUseBlock | ThinkingBlock | RedactedThinkingBlock) else role
+        expected = "user" if isinstance(block, ToolResultBlock | DocumentBlock | SearchResultBlock) else expected
+        if role != expected:
+            raise ValueError(f"messages: a block of type {block.type!r} is {expected}'s, got role {role!r}")
+        match block:
+            case TextBlock() | DocumentBlock() | SearchResultBlock():
+                self._add_pieces(role, block.pieces)
+            case ThinkingBlock():
+                self.add_reasoning(block.thinking)
+            case RedactedThinkingBlock():
+                self.add_reasoning("")
+            case ToolUseBlock():
+                self.add_call(block.id, block.name, json.dumps(block.input, ensure_ascii=False))
+            case ToolResultBlock():
+                self.begin_result(block.tool_use_id)
+                self._add_pieces("tool", block.pieces)
+
+    def mark(self, mark: CacheControl | None) -> None:
+        """Add a breakpoint behind what was added so far, if there is a mark.
+
+        Raises:
+            ValueError: there are too many, or a longer-lived one follows a shorter-lived one.
+        """
+        if mark is None:
+            return
+        ttl = SECONDS[mark.ttl or "5m"]
+        if len(self.breakpoints) == MAX_BREAKPOINTS:
+            raise ValueError(f"cache_control: expected at most {MAX_BREAKPOINTS} of them")
+        if self.breakpoints and ttl > self.breakpoints[-1].ttl:
+            raise ValueError("cache_control: one with ttl '1h' must not follow one with ttl '5m'")
+        self.breakpoints.append(Breakpoint(self.messages(), ttl))
+
+    def _add_pieces(self, role: str, pieces: Sequence[Piece]) -> None:
+        for piece in pieces:
+            if isinstance(piece, str):
+                self.add_text(role, piece)
+            else:
+                self.mark(piece)
