@@ -28,7 +28,7 @@ from radixkv.server.output.logprobs import (
     EncodedPromptLogprobs,
     TextLength,
     encode_completion_logprobs,
-    encoded_prompt_logprobs,
+    encode_prompt_logprobs,
 )
 from radixkv.server.output.respond import cancel_on_disconnect, respond
 from radixkv.server.output.response_size import check_response_size
@@ -217,7 +217,7 @@ class _CompletionResponseWriter:
             stop_reason=output.stop_reason,
             token_ids=output.token_ids if self._body.return_token_ids else None,
             prompt_token_ids=list(prompt.token_ids) if self._body.return_token_ids and is_first else None,
-            prompt_logprobs=await encoded_prompt_logprobs(self._encoder, prompt_logprobs, self._body.prompt_logprobs),
+            prompt_logprobs=await encode_prompt_logprobs(self._encoder, prompt_logprobs, self._body.prompt_logprobs),
         )
 
     async def _prompt_text(self, index: int, prompt: Prompt) -> str:

@@ -23,7 +23,7 @@ from radixkv.server.output.logprobs import (
     ChatLogprobs,
     EncodedPromptLogprobs,
     encode_chat_logprobs,
-    encoded_prompt_logprobs,
+    encode_prompt_logprobs,
 )
 from radixkv.server.output.respond import cancel_on_disconnect, respond
 from radixkv.server.protocol import ResponseHead, Usage
@@ -154,7 +154,7 @@ class _ChatResponseWriter:
             usage=events.usage,
             cache_explanation=generation.explanations[0] if generation.explanations else None,
             prompt_token_ids=self._prompt_token_ids(events),
-            prompt_logprobs=await encoded_prompt_logprobs(
+            prompt_logprobs=await encode_prompt_logprobs(
                 self._encoder, generation.prompt_logprobs(0), self._body.prompt_logprobs
             ),
         )

@@ -5,7 +5,6 @@ from __future__ import annotations
 import codecs
 import json
 from collections.abc import Iterable, Sequence
-from functools import partial
 
 from pydantic import BaseModel
 
@@ -202,19 +201,23 @@ class EncodedPromptLogprobs(EncodedPart):
     """vLLM's form: for each token, by token id, log-probability, rank and text; null for the first."""
 
 
-def encode_prompt_logprobs(logprobs: PromptLogprobs, num_top: int) -> EncodedPromptLogprobs:
-    """Log-probabilities of a prompt's tokens, each with the ``num_top`` likeliest, where ``logprobs`` may have more."""
-    tokens = ["null" if entries is None else _prompt_entries(entries, num_top) for entries in logprobs]
-    return EncodedPromptLogprobs.of(f"[{','.join(tokens)}]".encode())
-
-
-async def encoded_prompt_logprobs(
+async def encode_prompt_logprobs(
     encoder: EncoderThread, logprobs: PromptLogprobs | None, num_top: int | None
 ) -> EncodedPromptLogprobs | None:
-    """`encode_prompt_logprobs`, run by the encoder; None: there are none, or the request asked for none."""
+    """Log-probabilities of a prompt's tokens, each with the ``num_top`` likeliest, where ``logprobs`` may have more.
+
+    Args:
+        logprobs: None: there are none.
+        num_top: None: the request does not include them.
+    """
     if logprobs is None or num_top is None:
         return None
-    return await encoder.run(len(logprobs) * (1 + num_top), partial(encode_prompt_logprobs, logprobs, num_top))
+
+    def encode() -> EncodedPromptLogprobs:
+        tokens = ["null" if entries is None else _prompt_entries(entries, num_top) for entries in logprobs]
+        return EncodedPromptLogprobs.of(f"[{','.join(tokens)}]".encode())
+
+    return await encoder.run(len(logprobs) * (1 + num_top), encode)
 
 
 def _prompt_entries(entries: dict[int, Logprob], num_top: int) -> str:
