@@ -93,16 +93,16 @@ class Deadlines:
                 timer.end()
             raise
 
-    def before_first_token(self) -> AbstractAsyncContextManager[None]:
-        """While inside, the first token is there, and cannot be sent to the client yet.
+    def within_first_token_limit(self) -> AbstractAsyncContextManager[None]:
+        """For what is to be done after the first token, before it is sent to the client.
 
         Raises:
             RequestTimeoutError: it took longer than the limit for the first token, or for all.
         """
         return self._within([stage for stage in self._stages if stage.name != "queue"])
 
-    def before_end(self) -> AbstractAsyncContextManager[None]:
-        """While inside, the tokens are there, and the request is not finished yet.
+    def within_total_limit(self) -> AbstractAsyncContextManager[None]:
+        """For what is to be done after the last token, before the request is finished.
 
         Raises:
             RequestTimeoutError: it took longer than the limit for all.

@@ -208,7 +208,7 @@ async def test_a_request_within_all_limits_is_answered(llm: LLM) -> None:
 async def test_another_s_timeout_is_not_reported_as_the_limit() -> None:
     deadlines = Deadlines(MagicMock(), TimeLimits(total=900), Mock())
     error = TimeoutError("the tokenizer's file system")
-    for within in (deadlines.before_admission(), deadlines.before_first_token(), deadlines.before_end()):
+    for within in (deadlines.before_admission(), deadlines.within_first_token_limit(), deadlines.within_total_limit()):
         with pytest.raises(TimeoutError) as raised:
             async with within:
                 raise error

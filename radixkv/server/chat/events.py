@@ -213,7 +213,7 @@ class ChatEvents:
         Raises:
             RequestTimeoutError: it took longer than a time limit.
         """
-        async with self._deadlines.before_first_token():
+        async with self._deadlines.within_first_token_limit():
             self._kept = await self._keeper.kept()
 
     async def __aiter__(self) -> AsyncGenerator[ChatEvent, None]:
@@ -235,7 +235,7 @@ class ChatEvents:
                 reason = _finish_reason(output, arguments.get(delta.choice, []))
                 self._keeper.prompt_is_computed()
                 yield ChatEvent(delta.choice, located, output, reason)
-        async with self._deadlines.before_end():
+        async with self._deadlines.within_total_limit():
             self._kept = await self._keeper.kept()
 
     def _located(self, delta: ChoiceDelta, read: Sequence[ReadPiece]) -> list[LocatedPiece]:
