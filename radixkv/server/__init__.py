@@ -16,7 +16,7 @@
       strict.py, unions.py  the base of all of them
       protocol.py           what both completion endpoints have in common; response_format.py, not_supported.py
       errors.py             every error in OpenAI's format; validation_errors.py: what is wrong with a request, in words
-    service.py, served.py   state that all routes share; what the server needs of a model
+    service.py              state that all routes share; served_model.py: what the server needs of a model
       generation.py         a request's streams, from admission to the last token; time_limits.py: how long that may take
       output/               answers as JSON and as events
 """

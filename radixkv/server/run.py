@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from opentelemetry.trace import Tracer
     from starlette.types import ASGIApp
 
-    from radixkv.server.served import ServedModel
+    from radixkv.server.served_model import ServedModel
 
 _log = logging.getLogger(__name__)
 

@@ -22,7 +22,7 @@ from radixkv.server.output.encoded import EncoderThread
 from radixkv.server.output.token_text import TokenTexts
 from radixkv.server.protocol import GenerationRequest
 from radixkv.server.responses.store import ResponseStore
-from radixkv.server.served import ServedModel
+from radixkv.server.served_model import ServedModel
 from radixkv.server.time_limits import Deadlines, TimeLimits
 
 if TYPE_CHECKING:

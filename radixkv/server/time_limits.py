@@ -12,7 +12,7 @@ from typing import Literal, NamedTuple
 from radixkv.errors import RequestTimeoutError
 from radixkv.outputs import RequestMetrics
 from radixkv.server.operation.metrics import RequestTimer, ServerMetrics
-from radixkv.server.served import ServedModel
+from radixkv.server.served_model import ServedModel
 from radixkv.serving.request_stream import RequestStream
 
 _StageName = Literal["queue", "first_token", "total"]

@@ -5,16 +5,16 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping, Sequence
 from functools import partial
-from itertools import takewhile
 from types import MappingProxyType
 from typing import Any
 
+from radixkv.cache.tokens import common_tokens, encode
 from radixkv.model.text_interface import TextInterface
 from radixkv.prompts import Prompt
 from radixkv.server.chat.messages import ChatMessage, as_messages
 from radixkv.server.chat.prompt_caching import Breakpoint
 from radixkv.server.chat.request import ChatCompletionRequest
-from radixkv.server.served import ServedModel
+from radixkv.server.served_model import ServedModel
 
 # What may follow a prefix: many templates write nothing without a user's message, or write the last message differently.
 _NEXT_MESSAGE: Mapping[str, Any] = MappingProxyType({"role": "user", "content": ""})
@@ -115,4 +115,4 @@ def _written(
 
 
 def _common_length(some: Sequence[int], others: Sequence[int]) -> int:
-    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(some, others, strict=False)))
+    return common_tokens(encode(some), 0, encode(others))

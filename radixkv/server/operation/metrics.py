@@ -14,7 +14,7 @@ from prometheus_client.registry import Collector
 
 from radixkv.engine.stats import EngineStats
 from radixkv.outputs import BeamSearchOutput
-from radixkv.server.served import ServedModel
+from radixkv.server.served_model import ServedModel
 from radixkv.serving.request_stream import OutputDelta
 
 if TYPE_CHECKING:
