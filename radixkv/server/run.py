@@ -145,31 +145,24 @@ async def serve(
     Raises:
         OSError: another process listens there by now.
     """
-    abort = asyncio.Event()
     encrypted = config.ssl_certfile is not None
-    server_config = uvicorn_config(
-        config, app if metrics_listener is None else OnPort(app, Port.API, private=is_private(listener))
-    )
-    server = _Server(server_config, f"{name} at {address_of(listener, encrypted=encrypted)}")
+    greeting = f"Serving {name} at {address_of(listener, encrypted=encrypted)}"
+    servers = _servers(config, app, greeting, listener, metrics_listener)
     watching = None if watch is None else asyncio.ensure_future(watch())
-    loop = asyncio.get_running_loop()
+    abort, loop = asyncio.Event(), asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, lambda: abort.set() if drain.is_set() else drain.set())
 
-    servers: dict[_Server, asyncio.Future[None]] = {}
+    serving: list[asyncio.Future[None]] = []
     try:
         # Not left to the event loop: uvloop does not notice that a socket cannot listen.
-        for each in (listener, *([] if metrics_listener is None else [metrics_listener])):
-            listen(each, server_config.backlog)
-        serving = servers[server] = asyncio.ensure_future(server.serve([listener]))
+        for server, each in servers:
+            listen(each, server.config.backlog)
         if metrics_listener is not None:
-            metrics_config = copy(server_config)  # which shares one bound of connections
-            metrics_config.app = OnPort(app, Port.METRICS, private=is_private(metrics_listener))
-            metrics_server = _Server(metrics_config)
-            servers[metrics_server] = asyncio.ensure_future(metrics_server.serve([metrics_listener]))
             _log.info("metrics at %s", address_of(metrics_listener, encrypted=encrypted))
-        await _first(serving, drain.wait(), llm.wait_for_death())
-        if llm.death is None and not serving.done():
+        serving += [asyncio.ensure_future(server.serve([each])) for server, each in servers]
+        await _first(serving[0], drain.wait(), llm.wait_for_death())
+        if llm.death is None and not serving[0].done():
             llm.start_draining()
             _log.info(
                 "draining: unfinished requests: %d; at most %g s for them, or until a second signal (Ctrl-C)",
@@ -179,15 +172,27 @@ async def serve(
             await _first(llm.shutdown(config.grace_seconds), abort.wait(), llm.wait_for_death())
     finally:
         finished = await llm.shutdown()
-        for running in servers:
-            running.should_exit = True
-        await asyncio.gather(*servers.values())
+        for server, _ in servers:
+            server.should_exit = True
+        await asyncio.gather(*serving)
         if watching is not None:
             watching.cancel()
     if llm.death is not None:
         return 1
     _log.info("stopped; %s", "all requests were answered" if finished else "some requests were aborted")
     return 0
+
+
+def _servers(
+    config: ServerConfig, app: ASGIApp, greeting: str, listener: socket.socket, metrics_listener: socket.socket | None
+) -> list[tuple[_Server, socket.socket]]:
+    """A server for each listener, the first of which prints the greeting; both have one bound of connections."""
+    if metrics_listener is None:
+        return [(_Server(uvicorn_config(config, app), greeting), listener)]
+    api = uvicorn_config(config, OnPort(app, Port.API, private=is_private(listener)))
+    metrics = copy(api)
+    metrics.app = OnPort(app, Port.METRICS, private=is_private(metrics_listener))
+    return [(_Server(api, greeting), listener), (_Server(metrics), metrics_listener)]
 
 
 def uvicorn_config(config: ServerConfig, app: ASGIApp, seconds_to_end: float = SECONDS_TO_READ) -> uvicorn.Config:
@@ -228,17 +233,17 @@ class _Server(uvicorn.Server):
     """Prints when it listens, and handles no signals: uvicorn would stop listening at the first one.
 
     Args:
-        name: what is served, and where; None: nothing is printed.
+        greeting: what is printed; None: nothing.
     """
 
-    def __init__(self, config: uvicorn.Config, name: str | None = None) -> None:
+    def __init__(self, config: uvicorn.Config, greeting: str | None = None) -> None:
         super().__init__(config)
-        self._name = name
+        self._greeting = greeting
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
-        if self._name is not None:
-            print(f"Serving {self._name}", flush=True)
+        if self._greeting is not None:
+            print(self._greeting, flush=True)
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
