@@ -6,7 +6,7 @@
       transport/            sockets, connections, TLS
       watchdog.py           a time limit of the engine's steps; pauses.py: what would pause all threads; reload.py: SIGHUP
     app.py                  all routes, and what every request passes first:
-      middleware/           request_log.py: a name for each, and a line in the log; body_limit.py: how long its body may be
+      middleware/           request_log.py: an id for each, and a line in the log; body_limit.py: how long its body may be
       access/               authentication.py: who sent it, before its body is read; keys, tenants, rate limits
     chat/                   chat completions
       responses/, messages/ other protocols, translated into chat requests

@@ -2,7 +2,7 @@
 
 ::
 
-    request_log.py          a name for each request, and a line in the log; tracing.py: OpenTelemetry
+    request_log.py          an id for each request, and a line in the log; tracing.py: OpenTelemetry
     cors.py                 which web pages may call
     head_requests.py        HEAD, as GET without a body
     body_limit.py           how long a body may be, and how hard to read

@@ -1,4 +1,4 @@
-"""A name for every request, in headers of its answer and in the access log: one line of JSON per request."""
+"""An id for every request, in headers of its answer and in the access log: one line of JSON per request."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _MAX_PATH = 512
 
 
 class RequestLog:
-    """ASGI middleware, the outermost: names each request, and logs it when its answer is sent.
+    """ASGI middleware, the outermost: gives each request an id, and logs it when its answer is sent.
 
     Args:
         write: called with each line; None: nothing is logged.
@@ -48,23 +48,23 @@ class RequestLog:
         request_id = sent if _VALID_ID.fullmatch(sent) else uuid.uuid4().hex
         state = scope.setdefault("state", {})
         state["request_id"] = request_id
-        began, status, is_gone = time.monotonic(), None, False
+        began, status, is_disconnected = time.monotonic(), None, False
 
-        async def receive_noting() -> Message:
-            nonlocal is_gone
+        async def receive_noting_disconnect() -> Message:
+            nonlocal is_disconnected
             message = await receive()
-            is_gone |= message["type"] == "http.disconnect"
+            is_disconnected |= message["type"] == "http.disconnect"
             return message
 
-        async def send_named(message: Message) -> None:
+        async def send_with_id(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
-                status = None if is_gone else message["status"]
+                status = None if is_disconnected else message["status"]
                 MutableHeaders(scope=message).update(dict.fromkeys(ANSWER_HEADERS, request_id))
             await send(message)
 
         try:
-            await self._app(scope, receive_noting, send_named)
+            await self._app(scope, receive_noting_disconnect, send_with_id)
         finally:
             if self._write is not None:
                 fields = {

@@ -154,8 +154,8 @@ class LimitedProtocol(HttpToolsProtocol):
         cycle = self.cycle
         if cycle is None or not cycle.response_started or (cycle.response_complete and not cycle.more_body):
             body = error.body.model_dump_json().encode()
-            named = {} if cycle is None or cycle.response_complete else cycle.scope["state"]
-            ids = "".join(f"{header}: {named['request_id']}\r\n" for header in ANSWER_HEADERS if "request_id" in named)
+            state = {} if cycle is None or cycle.response_complete else cycle.scope["state"]
+            ids = "".join(f"{header}: {state['request_id']}\r\n" for header in ANSWER_HEADERS if "request_id" in state)
             head = f"HTTP/1.1 {error.status.value} {error.status.phrase}\r\nContent-Type: application/json\r\n{ids}"
             head += f"Content-Length: {len(body)}\r\nConnection: close\r\n\r\n"
             self.transport.write(head.encode() + body)
