@@ -24,7 +24,7 @@ _QUOTED.maxstring = _QUOTED.maxother = 60
 
 _PYDANTIC_OPENING = "Input should be "
 # How many errors are looked at, and how many are reported.
-_MAX_ERRORS, _MAX_SAID = 32, 3
+_MAX_ERRORS, _MAX_REPORTED = 32, 3
 # Least likeness to the right field: a misspelt one has it; stop and top_p are less alike.
 _LIKE_A_FIELD = 0.7
 # A longer field has no name that is nearly right.
@@ -53,9 +53,9 @@ def in_words(error: RequestValidationError, request: Request) -> tuple[str, str 
     for path, each in located:
         if not _is_of_another_member(path, each, located):
             by_path.setdefault(path, []).append(each)
-    said = dict(islice(by_path.items(), _MAX_SAID))
-    param = next((part for path in said for part in path if isinstance(part, str)), None)
-    return "; ".join(_in_words(path, errors, fields) for path, errors in said.items()), param
+    reported = dict(islice(by_path.items(), _MAX_REPORTED))
+    param = next((part for path in reported for part in path if isinstance(part, str)), None)
+    return "; ".join(_in_words(path, errors, fields) for path, errors in reported.items()), param
 
 
 def _fields_of(request: Request) -> Collection[str]:

@@ -47,7 +47,7 @@ class BodyLimit:
         try:
             await self._app(scope, body.receive, send)
         finally:
-            body.forget()
+            body.release()
 
 
 class _Body:
@@ -83,8 +83,8 @@ class _Body:
         self._complete = True
         return {"type": "http.request", "body": body, "more_body": False}
 
-    def forget(self) -> None:
-        """The request has ended."""
+    def release(self) -> None:
+        """Count the body no more: the request has ended."""
         self._held[self._tenant] -= self._num_bytes
         if not self._held[self._tenant]:
             del self._held[self._tenant]

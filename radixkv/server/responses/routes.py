@@ -49,7 +49,7 @@ def response_routes(service: Service) -> APIRouter:
             )
         return found
 
-    def begun(body: InputTokensRequest, tenant: str) -> StoredResponse | None:
+    def continued(body: InputTokensRequest, tenant: str) -> StoredResponse | None:
         """The response that a request continues."""
         if body.previous_response_id is None:
             return None
@@ -59,7 +59,7 @@ def response_routes(service: Service) -> APIRouter:
     async def respond_to(body: ResponseRequest, request: Request, tenant: CurrentTenant) -> Response:
         """Respond to an input, or go on from an earlier response."""
         service.check_model(body.model)
-        earlier = begun(body, tenant.name)
+        earlier = continued(body, tenant.name)
         body, sources = with_referenced_items(body, store, tenant.name, earlier)
         messages = input_messages(body.input, earlier.messages if earlier else ())
         breakpoints = conversation_breakpoints(body, earlier)
@@ -79,7 +79,7 @@ def response_routes(service: Service) -> APIRouter:
     async def count_input_tokens(body: InputTokensRequest, tenant: CurrentTenant) -> InputTokenCount:
         """Tokens of a prompt, without responding to it."""
         service.check_model(body.model)
-        earlier = begun(body, tenant.name)
+        earlier = continued(body, tenant.name)
         body, _ = with_referenced_items(body, store, tenant.name, earlier)
         messages = input_messages(body.input, earlier.messages if earlier else ())
         chat = translate(as_chat_request(body, messages), FIELD_NAMES)

@@ -169,12 +169,12 @@ class ResponseStore:
         self._num_bytes[tenant] -= stored.num_bytes
         return True
 
-    def clear(self, namespaces: NamespaceSelection) -> None:
+    def clear(self, selection: NamespaceSelection) -> None:
         """Forget all that hold texts of prompts cached in these namespaces, and those to come that have begun."""
         for pending in self._pending:
-            pending.cleared |= _any_in(namespaces, pending.namespaces)
+            pending.cleared |= _any_in(selection, pending.namespaces)
         for tenant, own in self._responses.items():
-            for stored in [stored for stored in own.values() if _any_in(namespaces, stored.namespaces)]:
+            for stored in [stored for stored in own.values() if _any_in(selection, stored.namespaces)]:
                 self.remove(tenant, stored.response.id)
 
     def _forget_oldest(self, tenant: str) -> None:
