@@ -3,7 +3,7 @@
 ::
 
     chat_format.py      the form of a model's answers, by its chat template; what one prompt's answer may hold; the parser
-      derivation/       derives a form of calls from the template, where it is of no known family
+      derivation/       derives form and tags from the template, where it is of no known family
       formats/          the forms in which families of models write calls, one per file
         json_calls.py   reads calls as JSON objects, while they are being generated
         source.py       the text that a parser reads incrementally

@@ -18,6 +18,7 @@ from radixkv.tools.definitions import ToolOptions
 from radixkv.tools.derivation.derived_form import derived_form
 from radixkv.tools.derivation.probes import TOOLS, NotDerivableError, TemplateProbe
 from radixkv.tools.derivation.reading import may_be_form_of
+from radixkv.tools.derivation.thoughts import derived_tags
 from radixkv.tools.formats.base import CallFormat
 from radixkv.tools.formats.deepseek import DeepSeekV3Format, DeepSeekV31Format
 from radixkv.tools.formats.glm import GlmFormat
@@ -73,6 +74,7 @@ class ChatFormat:
     Attributes:
         calls: how it writes calls of tools.
         reasoning: between which tags it thinks; None: between none.
+        reasoning_markers: texts in these tags that are tokens of their own.
         template_takes_tools: whether the chat template describes tools; otherwise the first message does.
         template_takes_system: whether the chat template writes a system message.
         template_takes_later_system: whether it also writes one after a user's message; otherwise that is part of the user's.
@@ -83,6 +85,7 @@ class ChatFormat:
 
     calls: CallFormat
     reasoning: ReasoningTags | None
+    reasoning_markers: tuple[str, ...]
     template_takes_tools: bool
     template_takes_system: bool
     template_takes_later_system: bool
@@ -98,11 +101,13 @@ class ChatFormat:
         template: str = tokenizer.get_chat_template(tools=[dict(TOOLS[0])])
         probe = TemplateProbe(tokenizer)
         form = _form_of(template, probe) if calls == "auto" else CALL_FORMATS[calls]
-        tags = _tags_of(template) if reasoning == "auto" else REASONING_TAGS.get(reasoning)
+        tags = _tags_of(template, probe, form) if reasoning == "auto" else REASONING_TAGS.get(reasoning)
+        tags_text = "" if tags is None else f"{tags.open}{tags.close}"
         tokens = tokenizer.added_tokens_decoder
         return cls(
             calls=form,
             reasoning=tags,
+            reasoning_markers=tuple(token for token in probe.added_tokens if token in tags_text),
             # A template whose form is not known would ask for calls in some other form than "json".
             template_takes_tools=form is not CALL_FORMATS["json"] and probe.takes_tools(),
             template_takes_system=probe.takes_system(["system", "user"]),
@@ -111,11 +116,6 @@ class ChatFormat:
             special_tokens=frozenset(token.content for token in tokens.values() if token.special),
             parsers=(calls, reasoning),
         )
-
-    @property
-    def reasoning_markers(self) -> tuple[str, ...]:
-        """The tags between which it thinks."""
-        return () if self.reasoning is None else (self.reasoning.open, self.reasoning.close)
 
     def as_template_messages(
         self, messages: Sequence[Mapping[str, Any]], options: ToolOptions | None
@@ -266,5 +266,7 @@ def _form_of(template: str, probe: TemplateProbe) -> CallFormat:
         return CALL_FORMATS["json"]
 
 
-def _tags_of(template: str) -> ReasoningTags | None:
-    return next((tags for tags in REASONING_TAGS.values() if tags.close in template), None)
+def _tags_of(template: str, probe: TemplateProbe, form: CallFormat) -> ReasoningTags | None:
+    """The known tags whose end is in a template, else those between which it writes thoughts."""
+    known = next((tags for tags in REASONING_TAGS.values() if tags.close in template), None)
+    return known if known is not None or form.frames_every_answer else derived_tags(probe)

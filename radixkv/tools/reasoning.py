@@ -30,10 +30,16 @@ class ReasoningTags:
         return "open" if message.rfind(self.open) > message.rfind(self.close) else "over"
 
     def parse(self, source: AnswerSource, state: ReasoningState) -> Parsing[None]:
-        """Read the reasoning, if there is any, and the whitespace after it and at its beginning."""
+        """Read the reasoning, if there is any, and the whitespace after it and at its beginning.
+
+        Where the model may open it, its end alone says that there is none.
+        """
         if state == "possible":
             source.mark()
             yield from skip_whitespace(source)
+            if (yield from starts_with(source, self.close)):
+                yield from skip_whitespace(source)
+                return
             if not (yield from starts_with(source, self.open)):
                 source.back_to_mark()
                 return
@@ -50,7 +56,9 @@ class ReasoningTags:
             return ""
         writer.rule("LINES", r"/[\r\n]{0,2}/")
         thought = f"{writer.text_before(self.close)} LINES"
-        return thought if state == "open" else f"({writer.literal(self.open)} {thought})?"
+        if state == "open":
+            return thought
+        return f"({writer.literal(self.open)} {thought} | {writer.literal(self.close)} LINES)?"
 
 
 THINK = ReasoningTags("<think>", "</think>")

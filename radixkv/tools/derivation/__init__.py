@@ -1,4 +1,4 @@
-"""Derives how a model writes calls from its chat template, which writes earlier calls of a conversation in that form.
+"""Derives how a model writes calls and thoughts from its chat template, which writes a conversation's earlier ones alike.
 
 ::
 
@@ -6,5 +6,6 @@
       notations.py     how arguments are written, from how calls with different arguments differ
       segments.py      where texts differ, without cutting a tag
       probes.py        conversations whose parts are known, as the template writes them
+    thoughts.py        the tags of reasoning, from how answers with thoughts and without differ
     reading.py         whether a form reads what the template writes
 """

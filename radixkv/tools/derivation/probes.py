@@ -17,6 +17,7 @@ _REFUSALS = (TemplateError, TypeError, ValueError, LookupError, AttributeError, 
 _QUESTION = "What is asked"
 _RESULT = "What was returned"
 TEXT = "A text beside it"
+THOUGHT = "What was thought"
 NAMES = ("probe_first", "probe_second", "probe_third")
 # Nine letters and digits, which Mistral's templates demand.
 IDS = ("idofcall1", "idofcall2", "idofcall3")
@@ -123,15 +124,20 @@ class TemplateProbe:
         numbered._ids = _NUMBERED_NAMES
         return numbered
 
-    def answer(self, text: str, calls: Sequence[Mapping[str, Any]] = ()) -> str:
+    def answer(self, text: str, calls: Sequence[Mapping[str, Any]] = (), thought: str = "") -> str:
         """What follows the user's question where the answer is this text, and calls with these arguments.
 
         The calls have the first of `NAMES`, and of `IDS` where the template writes the names.
+
+        Args:
+            thought: precedes them.
 
         Raises:
             NotDerivableError: the template refuses this conversation, or leaves out the question.
         """
         message = self._message(text, calls)
+        if thought:
+            message["reasoning_content"] = thought
         key = repr(message)
         if key not in self._answers:
             self._answers[key] = self._after_question([message], prompt=False)
