@@ -33,6 +33,7 @@ from radixkv.tools.instructions import with_tools_in_words
 from radixkv.tools.names import ReasoningParserName, ToolCallParserName
 from radixkv.tools.pieces import ReadPiece
 from radixkv.tools.reasoning import MISTRAL_THINK, THINK, ReasoningState, ReasoningTags
+from radixkv.tools.separate_calls import one_call_each
 from radixkv.tools.source import AnswerSource, Parsing, text_until
 from radixkv.tools.system_messages import later_ones_in_user_turns
 
@@ -124,6 +125,8 @@ class ChatFormat:
         if not self.template_takes_later_system:
             messages = later_ones_in_user_turns(messages)
         if self.template_takes_tools:
+            if not self.calls.parallel:
+                messages = one_call_each(messages)
             return [self.calls.as_template_message(message) for message in messages]
         definitions = () if options is None else options.definitions
         return with_tools_in_words(messages, definitions, self.calls, takes_system=self.template_takes_system)

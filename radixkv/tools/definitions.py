@@ -12,8 +12,8 @@ from radixkv.tools.pieces import AnswerPiece, ReasoningPiece, TextPiece, ToolCal
 
 ToolMode = Literal["none", "auto", "required"]
 
-# In some forms of calls, a name ends before one of these.
-_ENDS_OF_NAMES = re.compile(r"[\s<>\[\]]")
+# In some forms of calls, a name ends before one of these; the last stand for places in `radixkv.tools.formats.heads`.
+_ENDS_OF_NAMES = re.compile(r"[\s<>\[\](){}\"\\\ue000-\ue003]")
 # Optional keywords of the parameters' schema: their type, and its name in errors.
 _OPTIONAL: Mapping[str, tuple[type, str]] = MappingProxyType(
     {"properties": (Mapping, "an object"), "required": (list, "a list")}
@@ -147,7 +147,9 @@ def _as_tool(definition: Any) -> Tool:
     if not isinstance(name, str) or not name:
         raise ValueError(f"tools: expected a function with a name, got {function!r:.80}")
     if _ENDS_OF_NAMES.search(name):
-        raise ValueError(f"tools: expected a name without white space, '<', '>', '[' and ']', got {name!r:.80}")
+        raise ValueError(
+            f"tools: expected a name without white space, brackets, quotes and backslashes, got {name!r:.80}"
+        )
     if not isinstance(parameters, Mapping | None):
         raise ValueError(f"tools: expected the parameters of {name!r:.80} to be a JSON schema, got {parameters!r:.80}")
     # Null, which some clients send for what they leave out, says nothing.

@@ -75,6 +75,20 @@ def test_a_thought_beside_text_and_calls_is_left_out_where_the_template_refuses_
     assert text == "<|channel|><|message|>assistant: Hm.I look.|assistant: I look.|assistant: Hm.|"
 
 
+def test_where_the_template_writes_one_call_of_a_message_each_has_one_and_its_result() -> None:
+    """gpt-oss' template left out all but the first, and wrote their results as those of the first."""
+    calls = [{**CALL, "id": f"call{number}"} for number in range(3)]
+    results = [
+        {"role": "tool", "tool_call_id": f"call{number}", "content": f"result {number}"} for number in (2, 0, 7, 1)
+    ]
+    said = {"role": "assistant", "content": "", "reasoning_content": "Hm.", "tool_calls": calls}
+    form = ChatFormat.of(make_tokenizer(NEEDS_DESCRIPTIONS))
+    written = form.as_template_messages([said, *results, {"role": "user", "content": "?"}], None)
+    shown = [[call["id"] for call in message.get("tool_calls", ())] or message["content"] for message in written]
+    assert shown == [["call0"], "result 0", ["call1"], "result 1", ["call2"], "result 2", "result 7", "?"]
+    assert [message.get("thinking") for message in written] == ["Hm.", *[None] * 7]
+
+
 @pytest.mark.parametrize(
     ("function", "signature"),
     [
@@ -170,10 +184,12 @@ def test_null_says_nothing_about_a_tool_s_parameters() -> None:
     assert json.dumps(options.tools["f"].parameters) == '{"type": "object", "properties": {}}'
 
 
-@pytest.mark.parametrize("name", ["get weather", "weather\n", "a>b", "<f", "f[ARGS]"])
+@pytest.mark.parametrize(
+    "name", ["get weather", "weather\n", "a>b", "<f", "f[ARGS]", "f{", "f(x)", 'a"b', "a\\b", "f\ue000"]
+)
 def test_a_name_that_some_form_of_calls_cannot_hold_is_refused(name: str) -> None:
     """Its calls were read as text, or as those of a tool that there is not."""
-    message = "^tools: expected a name without white space, .* got " + re.escape(repr(name))
+    message = "^tools: expected a name without white space, brackets, .* got " + re.escape(repr(name))
     with pytest.raises(ValueError, match=message):
         as_tool_options([{"type": "function", "function": {"name": name}}], None, None)
 
