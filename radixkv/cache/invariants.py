@@ -97,6 +97,9 @@ def _check_eviction(tree: RadixTree, nodes: list[Node]) -> None:
     unlocked = [node for node in nodes if node.lock_count == 0]
     if tree.num_evictable_blocks != sum(node.num_blocks for node in unlocked):
         raise InvariantViolation(f"{tree.num_evictable_blocks} blocks count as evictable, others are")
+    # Every sequence that has used a node has used its parents, too, and has ended.
+    if any(node.parent is not None and node.parent.priority < node.priority for node in unlocked):
+        raise InvariantViolation("an idle node has a higher priority than its parent")
     leaves = {node for node in unlocked if not node.children and node.parent is not None}
     if tree.leaves is not (tree.owner_limits or tree.policy):
         raise InvariantViolation("leaves are not indexed where they should be")

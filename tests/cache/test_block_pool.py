@@ -65,6 +65,14 @@ def test_a_sequence_grows_where_it_stands() -> None:
             assert tails[number] == tail + 1
 
 
+def test_a_sequence_grows_into_a_block_that_was_released_with_others() -> None:
+    pool = BlockPool(8)
+    blocks = pool.allocate(8)
+    pool.release(blocks[7:])
+    pool.release(blocks[3:5])
+    assert pool.allocate_one(after=2) == 3
+
+
 def test_low_blocks_are_taken_where_enough_of_them_follow_each_other() -> None:
     pool = BlockPool(64)
     first = pool.allocate(4)
@@ -133,6 +141,10 @@ def test_a_refusal_names_the_blocks_and_what_was_expected() -> None:
     ):
         with pytest.raises(InvalidArgumentError, match=message):
             pool.release(np.array(blocks, dtype=np.int32))
+    pool.allocate(2)
+    for held in ([-1], [-1, 0], [3, 4]):
+        with pytest.raises(InvalidArgumentError, match="expected ids from 0 to 3"):
+            pool.release(np.array(held, dtype=np.int32))
 
 
 @pytest.mark.parametrize("count", [-1, 1.0, True, "1"])
@@ -161,6 +173,10 @@ def test_small_requests_are_spread_so_that_both_can_grow() -> None:
     first, second = pool.allocate_one(), pool.allocate_one()
     assert abs(second - first) > 16
     assert pool.allocate(3, after=first).tolist() == [first + 1, first + 2, first + 3]
+    before, last = pool.allocate(2).tolist()
+    assert last == before + 1
+    assert pool.ref_counts[[before - 1, before, last, last + 1]].tolist() == [0, 1, 1, 0]
+    pool.check()
 
 
 def test_check_sees_a_lost_block() -> None:

@@ -121,6 +121,7 @@ BREAKAGES: list[tuple[str, Callable[[State], object]]] = [
     ("blocks has 27 tokens", lambda s: claim_more_tokens(s.table)),
     ("published blocks are not those", lambda s: swap_published(s.table)),
     ("count as evictable", lambda s: setattr(s.tree, "num_evictable_blocks", 0)),
+    ("a higher priority than its parent", lambda s: setattr(s.leaf, "priority", 1)),
     ("the eviction index", lambda s: s.tree.policy.remove(s.leaf)),
     ("not indexed where they should be", lambda s: (limit(s), setattr(s.tree, "leaves", s.tree.policy))),
     ("not indexed where they should be", lambda s: setattr(s.tree, "leaves", LRU())),

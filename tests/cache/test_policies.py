@@ -64,6 +64,26 @@ def test_what_continues_a_prefix_of_higher_priority_has_its_own(num_continuation
     assert [cache.match([1, 1, *tail]), cache.match([3, 3, 3, 3])] == [2, 4]
 
 
+def test_a_chat_that_goes_on_at_a_higher_priority_stays_one_node() -> None:
+    cache = PrefixCache(6, 1)
+    for priority, chat in enumerate(([1], [1, 2], [1, 2, 3])):
+        leave(cache, chat, priority=priority)
+    (node,) = cache.tree_snapshot()[""].children
+    assert node.tokens.tolist() == [1, 2, 3]
+
+
+def test_the_first_part_of_what_prompts_divide_has_been_used_by_all_of_them() -> None:
+    cache = PrefixCache(8, 1, PriorityTTL(None))
+    for _ in range(2):
+        leave(cache, [1, 1, 2, 2], priority=5)
+    leave(cache, [4], priority=5)
+    leave(cache, [1, 1, 3], priority=0)
+    (node,) = (node for node in cache.tree_snapshot()[""].children if node.tokens[0] == 1)
+    assert (node.tokens.tolist(), node.uses) == ([1, 1], 3)
+    press(cache, cache.num_free_blocks + 4)
+    assert (cache.match([4]), cache.match([1, 1])) == (0, 2)
+
+
 def test_priorities_below_zero_go_before_all_others() -> None:
     cache = PrefixCache(3, 2, PriorityTTL(None))
     leave(cache, [1, 1])

@@ -9,7 +9,16 @@ from typing import Any
 import numpy as np
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, multiple, rule
+from hypothesis.stateful import (
+    Bundle,
+    RuleBasedStateMachine,
+    consumes,
+    initialize,
+    invariant,
+    multiple,
+    precondition,
+    rule,
+)
 from support.shadow_memory import ShadowMemory, longest_known
 
 from radixkv.cache import (
@@ -40,8 +49,8 @@ class CacheMachine(RuleBasedStateMachine):
     pins = Bundle("pins")
 
     @initialize(
-        block_size=st.sampled_from([1, 2, 3, 4, 5, 8, 16, 32]),
-        num_blocks=st.integers(1, 24),
+        block_size=st.sampled_from([1, 2, 2, 3, 4, 5, 16]),
+        num_blocks=st.integers(1, 40),
         policy=st.sampled_from([LRU, LRU, Adaptive]),
         remembered=st.sampled_from([None, 50, 3]),
     )
@@ -65,7 +74,9 @@ class CacheMachine(RuleBasedStateMachine):
         self.writes: dict[BlockTable, bool] = {}
         self.open_pins: dict[Pin, list[int]] = {}
         self.seen_prompts: list[list[int]] = [[0]]
+        self.num_opened = 0  # since the cache was cleared
         self.limits: dict[str, int] = {}
+        self.held_at: tuple[int, Any] = self.cache.version, []
 
     def state(self) -> Any:
         """Everything that a failed call must leave as it was."""
@@ -94,18 +105,29 @@ class CacheMachine(RuleBasedStateMachine):
         namespace=st.sampled_from(NAMESPACES),
         read=st.sampled_from([True, True, True, False]),
         write=st.sampled_from([True, True, True, False]),
+        priority=st.sampled_from([0, 0, 1]),
         owner=st.sampled_from(OWNERS),
     )
-    def open(self, data: st.DataObject, tail: list[int], namespace: str, read: bool, write: bool, owner: str) -> Any:
+    def open(
+        self,
+        data: st.DataObject,
+        tail: list[int],
+        namespace: str,
+        read: bool,
+        write: bool,
+        priority: int,
+        owner: str,
+    ) -> Any:
         stem = data.draw(st.sampled_from(self.seen_prompts))
         prompt = stem[: data.draw(st.integers(0, len(stem)))] + tail
         self.seen_prompts.append(prompt)
+        self.num_opened += 1
         before = self.state()
         known = self.cache.match(prompt[:-1], namespace) if len(prompt) > 1 else 0
         demand, available = self.cache.demand(prompt, namespace, read), self.cache.num_available_blocks
         assert self.state() == before
         try:
-            table = self.cache.open(np.array(prompt, dtype=np.int32), namespace, read=read, write=write, owner=owner)
+            table = self.cache.open(np.array(prompt, dtype=np.int32), namespace, read, write, priority, owner)
         except OutOfBlocks as error:
             self.assert_honest(error, before)
             return multiple()
@@ -136,10 +158,16 @@ class CacheMachine(RuleBasedStateMachine):
         self.memory.write(table, known[:stop], start)
         self.cache.append(table, known[start:stop])
 
-    @rule(data=st.data(), tail=TOKENS, namespace=st.sampled_from(NAMESPACES), owner=st.sampled_from(OWNERS))
-    def serve(self, data: st.DataObject, tail: list[int], namespace: str, owner: str) -> None:
+    @rule(
+        data=st.data(),
+        tail=TOKENS,
+        namespace=st.sampled_from(NAMESPACES),
+        priority=st.sampled_from([0, 0, 1]),
+        owner=st.sampled_from(OWNERS),
+    )
+    def serve(self, data: st.DataObject, tail: list[int], namespace: str, priority: int, owner: str) -> None:
         """Serve a whole request in one step: this fills the cache until something must be evicted."""
-        table = self.open(data, tail, namespace, True, True, owner)
+        table = self.open(data, tail, namespace, True, True, priority, owner)
         if isinstance(table, BlockTable):
             self.grow(table, 100, [0], 0)
             self.close(table)
@@ -189,6 +217,7 @@ class CacheMachine(RuleBasedStateMachine):
         del self.tokens[table]
         self.cache.abort(table)
 
+    @precondition(lambda self: self.cache.num_held_blocks)
     @rule(
         target=pins,
         data=st.data(),
@@ -196,7 +225,8 @@ class CacheMachine(RuleBasedStateMachine):
         ttl=st.sampled_from([None, None, 1.0, 5.0]),
     )
     def pin(self, data: st.DataObject, namespace: str, ttl: float | None) -> Any:
-        prompt = data.draw(st.sampled_from(self.seen_prompts))
+        cached = [each for each in self.seen_prompts if self.cache.match(each, namespace) >= self.cache.block_size]
+        prompt = data.draw(st.sampled_from(cached or self.seen_prompts))
         before = self.state()
         try:
             pin = self.cache.pin(prompt, namespace, ttl)
@@ -217,8 +247,10 @@ class CacheMachine(RuleBasedStateMachine):
     def wait(self, seconds: int) -> None:
         self.time += seconds
 
+    @precondition(lambda self: self.num_opened >= 8)  # or it would mostly be empty
     @rule(namespace=st.sampled_from([None, *NAMESPACES]))
     def clear(self, namespace: str | None) -> None:
+        self.num_opened = 0
         free = self.cache.num_free_blocks
         freed = self.cache.clear(namespace)
         assert self.cache.num_free_blocks == free + freed
@@ -330,6 +362,9 @@ class CacheMachine(RuleBasedStateMachine):
             for path in self.paths(root, [])
         )
         assert stored == held
+        version = self.cache.version
+        assert version != self.held_at[0] or held == self.held_at[1], "`match` may answer otherwise"
+        self.held_at = version, held
 
     def path_of(self, name: int | None) -> list[int]:
         path: list[int] = []
