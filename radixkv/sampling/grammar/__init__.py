@@ -3,7 +3,7 @@
 ::
 
     compiler.py             grammars of requests, compiled
-      specification.py      what a request asks for; structural_tag.py: free text with constrained parts
+      specification.py      the constraint of a request; structural_tag.py: free text with constrained parts
       answer_frames.py      what calls of tools and thoughts may be beside it
       lark_parts.py         how much work each part of a grammar is
     state.py                a sequence's state in its grammar

@@ -2,7 +2,7 @@
 
 A mask takes 10 to 100 us for common grammars, and 20 ms or more for hostile ones, once per token and sequence: for 64
 sequences that is a second in which nothing else runs. llguidance's own limits bound a single mask; this bounds their sum.
-Within that bound, a tenant pays for the time of its grammars as it does for tokens (`costs`).
+Within that bound, a tenant is charged for the time of its grammars as it is for tokens (`costs`).
 """
 
 from __future__ import annotations

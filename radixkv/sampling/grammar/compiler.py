@@ -1,4 +1,4 @@
-"""Compiles what requests ask of their answers into grammars over a model's vocabulary, by llguidance (Microsoft).
+"""Compiles the constraints of requests on their answers into grammars over a model's vocabulary, by llguidance (Microsoft).
 
 ::
 

@@ -1,4 +1,4 @@
-"""What a request's structured outputs ask of an answer, and its grammar."""
+"""The constraint of a request's structured outputs on an answer, and its grammar."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ _GBNF_RULE = re.compile(r"^[ \t]*[\w-]+\s*::=", re.MULTILINE)
 
 
 class Specification(NamedTuple):
-    """What an answer's text must be, in a form that equals that of other requests which ask for the same."""
+    """What an answer's text must be, in a form that is equal for equal constraints."""
 
     kind: Literal["json", "choice", "regex", "grammar", "structural_tag"]
     text: str
 
     @classmethod
     def of(cls, params: StructuredOutputsParams) -> Specification | None:
-        """What a request asks for; None: only the frame constrains its answers.
+        """The constraint of a request; None: only the frame constrains its answers.
 
         Raises:
             ValueError: it is too large, or is not JSON where it has to be.

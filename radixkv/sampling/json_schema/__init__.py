@@ -1,8 +1,8 @@
-"""JSON schemas in words that llguidance's compiler takes, where it refuses those of the standard.
+"""JSON schemas rewritten with keywords that llguidance's compiler supports, where it refuses those of the standard.
 
 ::
 
-    prepare.py              a whole schema: limits, what is said in other words, what is refused
+    prepare.py              a whole schema: limits, what is rewritten, what is refused
       references.py         what `$ref` leads to; unsatisfiable.py: that nothing satisfies it
       alternatives.py       oneOf
       names.py              propertyNames, patternProperties

@@ -1,4 +1,4 @@
-"""Alternatives of which exactly one must hold: where they exclude each other, ``oneOf`` says what ``anyOf`` says.
+"""Alternatives of which exactly one must hold: where they exclude each other, ``oneOf`` is equivalent to ``anyOf``.
 
 The compiler finds that out itself where all are written in place, and refuses others. Pydantic and zod write those that have
 names as references.
@@ -12,14 +12,14 @@ from typing import Any
 
 from radixkv.sampling.json_schema.references import References
 
-# A union is looked through once for each place that names it; of one with more parts, what excludes what is not found out.
+# A union is looked through once for each place that names it; one with more parts stays as it is.
 _MAX_PARTS = 256
 # Names that are tried as the discriminator where none is named.
 _MAX_NAMES = 8
 
 
 def replace_one_of(part: dict[str, Any], references: References) -> None:
-    """Make ``oneOf`` an ``anyOf``, in place, if the alternatives are of different types, and objects told by one property.
+    """Make ``oneOf`` an ``anyOf``, in place, if the alternatives differ in type, or objects in one property.
 
     A discriminator that is named becomes required in each of them, also where something else refers to them: where it has a
     default value, pydantic leaves that out, and needs it.
@@ -59,7 +59,7 @@ def _differ(groups: list[list[Any]], name: str) -> bool:
 
 
 def _exclude_each_other(groups: list[list[Any]]) -> bool:
-    """Whether no value can be of two groups: their types differ, or they are objects and a property tells which."""
+    """Whether no value can be of two groups: their types differ, or they are objects that differ in a property."""
     objects: list[list[Any]] = []
     seen: set[str] = set()
     for group in groups:

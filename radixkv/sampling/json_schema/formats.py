@@ -1,4 +1,4 @@
-"""Formats of strings that pydantic, zod and OpenAPI have beside those of JSON Schema, in words that the compiler takes."""
+"""Formats of strings that pydantic, zod and OpenAPI have beside those of JSON Schema, rewritten as patterns."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _STANDARD = frozenset(
     "date-time date time duration email idn-email hostname idn-hostname ipv4 ipv6 uri uri-reference iri iri-reference "
     "uuid uri-template json-pointer relative-json-pointer regex".split()
 )
-# They say how to show a value, and nothing about what it may be.
+# Of how a value is shown: they constrain nothing.
 _ANNOTATIONS = frozenset({"password", "path", "binary"})
 _HEX = "[0-9a-fA-F]"
 _BYTE = "(?:25[0-5]|2[0-4][0-9]|1[0-9]{2}|[1-9]?[0-9])"
@@ -47,7 +47,7 @@ _PATTERNS = MappingProxyType(
 
 
 def replace_format(part: dict[str, Any]) -> None:
-    """Make a schema's format a pattern, in place, if it is one of those; leave out one that says nothing.
+    """Make a schema's format a pattern, in place, if it is one of those; leave out one that constrains nothing.
 
     A pattern beside a format that JSON Schema does not have is what the format means.
     """

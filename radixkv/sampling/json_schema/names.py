@@ -1,4 +1,4 @@
-"""Names that an object may have, in words that the compiler takes: it has no ``propertyNames``."""
+"""Names that an object may have, rewritten for the compiler, which has no ``propertyNames``."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def replace_other_names(part: dict[str, Any]) -> None:
     if (
         isinstance(properties, dict)
         and properties
-        and (others is True or others == {})  # what a pattern says, the properties must be, too
+        and (others is True or others == {})  # a pattern constrains the properties, too
         and not any(map(_CONTROL.search, properties))
     ):
         # Behind all keywords: the compiler follows those before a reference or alternatives by themselves.
@@ -106,7 +106,7 @@ def replace_other_names(part: dict[str, Any]) -> None:
 
 
 def _pattern_of(names: dict[str, Any]) -> str | None:
-    """The pattern that says the same as a schema of names; None: there is none."""
+    """The pattern that is equivalent to a schema of names; None: there is none."""
     if not set(names) <= _OF_NAMES or names.get("type", "string") != "string":
         return None
     rewritten = dict(names)

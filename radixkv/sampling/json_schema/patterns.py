@@ -1,4 +1,4 @@
-"""Regular expressions in JSON schemas, in words that the compiler takes.
+"""Regular expressions in JSON schemas, rewritten for the compiler.
 
 The compiler has no lookaheads, and a length beside a pattern may be too much work for it.
 """
@@ -20,7 +20,7 @@ _SIGNS = MappingProxyType({"*": (0, None), "+": (1, None), "?": (0, 1)})
 _CHARACTER = r"\\.|\[(?:\\.|[^\\\]])*\]|[^()\\\[]"
 # With parentheses in it at most once within each other.
 _LOOKAHEAD = re.compile(rf"\^\(\?(?P<sign>[=!])(?P<ahead>(?:{_CHARACTER}|\((?:{_CHARACTER})*\))*)\)")
-# What must not lie ahead, and a pattern that says the same.
+# What a lookahead excludes, and an equivalent pattern.
 _NOT_AHEAD = MappingProxyType(
     {
         r"^[-+.]*$": r"[^-+.]",  # pydantic, of a decimal number
@@ -39,7 +39,7 @@ _MAX_DIGITS = 100
 def rewrite_pattern(part: dict[str, Any]) -> None:
     """Rewrite a schema's pattern, in place: its lookaheads as patterns of their own, and lengths beside it within it.
 
-    What these words cannot say stays as it is. The result allows only what the original allows.
+    What cannot be rewritten stays as it is. The result allows only what the original allows.
     """
     pattern = part.get("pattern")
     if not isinstance(pattern, str):
@@ -75,7 +75,7 @@ def _include_lengths(part: dict[str, Any]) -> None:
         most = least if found["range"] is None else int(found["most"]) if found["most"] else None
     least = max(least, shortest)
     most = min((each for each in (most, longest) if each is not None), default=None)
-    if most is None or least <= most:  # otherwise nothing satisfies it, as the compiler says
+    if most is None or least <= most:  # otherwise nothing satisfies it, as the compiler reports
         part["pattern"] = f"^{found['kind']}{{{least},{'' if most is None else most}}}$"
         part.pop("minLength", None)
         part.pop("maxLength", None)

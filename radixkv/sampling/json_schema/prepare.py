@@ -1,4 +1,4 @@
-"""Prepares JSON schemas for compilation: enforces limits, says in other words what is refused, finds keywords."""
+"""Prepares JSON schemas for compilation: enforces limits, rewrites what would be refused, finds keywords."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ _SCHEMAS = (
 )
 _OF_STRINGS = ("pattern", "minLength", "maxLength")
 _COUNTS = frozenset({"minProperties", "maxProperties"})
-# Keywords that say nothing about values, but that the compiler refuses beside a reference to what it is part of.
+# Keywords that constrain nothing, but that the compiler refuses beside a reference to the schema that they are part of.
 _ANNOTATIONS = frozenset({"deprecated", "discriminator", "example", "nullable"})
 # Patterns that match any number of names: without an end, or with a repetition there.
 _ENDLESS = re.compile(r"(?!.*\\[zZ])[^$]*|.*(?<!\\)[+*]\$", re.DOTALL)
@@ -56,7 +56,7 @@ _NUMBERED = re.compile(r"\\u00[01]|\x7f")
 
 
 def with_json_options(schema: Any) -> Any:
-    """A prepared schema that says how its JSON is written. What it says itself, in ``x-guidance``, comes first.
+    """A prepared schema with options for how its JSON is written. Its own options, in ``x-guidance``, take precedence.
 
     Numbers of characters are left out where names that are neither properties nor of a pattern are allowed beside them,
     except where the schema needs numbers: llguidance would let a name that is written with one pass for one of these.
@@ -74,7 +74,7 @@ def with_json_options(schema: Any) -> Any:
 
 
 def prepare_schema(schema: Any) -> Any:
-    """Check a schema's size and, in place, say in other words what the compiler refuses. The result allows nothing else.
+    """Check a schema's size and, in place, rewrite what the compiler refuses. The result allows nothing else.
 
     Raises:
         ValueError: it is neither an object nor a boolean, or too large, or has a number that is not finite.
@@ -108,7 +108,7 @@ def prepare_schema(schema: Any) -> Any:
 
 
 def parts_with_patterns(schema: Any) -> Iterator[tuple[dict[str, Any], str]]:
-    """What is said by regular expressions anywhere in a schema.
+    """The regular expressions anywhere in a schema, each to be compiled by itself.
 
     Returns:
         For each string with a pattern, and for the name patterns of each object: a schema of an object of which it is the

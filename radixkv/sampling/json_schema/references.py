@@ -63,7 +63,7 @@ def use_pointers(parts: Iterable[tuple[str, dict[str, Any]]]) -> None:
     """Make references within a schema pointers from the whole, in place, and leave out the addresses of its parts.
 
     In a part that has an address of its own, ``$id``, "#" leads to that part (JSON Schema 2020-12, section 8.2). The compiler
-    forgets that for parts to which a reference leads.
+    does not apply that to parts to which a reference leads.
 
     Args:
         parts: the schema, and every object within it that may be one, by its path; each after what it is a part of.

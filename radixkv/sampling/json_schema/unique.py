@@ -1,4 +1,4 @@
-"""Arrays whose items differ, in words that the compiler takes: it has no ``uniqueItems``."""
+"""Arrays whose items differ, rewritten for the compiler, which has no ``uniqueItems``."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _MAX_VALUES = 4
 _MAX_CHARACTERS_OF_VALUES = 1_000
 # In a whole schema: compiling this many takes half a second, and ten times as many are too large for the compiler.
 _MAX_ARRAYS = 1_000
-# Of values that are told apart by being equal: the types that a schema may give them.
+# Of values that can be compared: the types that a schema may give them.
 _KINDS = MappingProxyType({bool: ("boolean",), str: ("string",), int: ("integer", "number")})
 _OF_ARRAYS = ("items", "uniqueItems", "minItems", "maxItems")
 
@@ -30,10 +30,10 @@ class UniqueItems:
 
     def __init__(self, references: References) -> None:
         self._references = references
-        self._num_named = 0
+        self._num_listed = 0
 
     def replace(self, part: dict[str, Any]) -> None:
-        """Name all arrays that there may be, in place, if they consist of few different values; leave out what says nothing.
+        """List all arrays that there may be, in place, if they consist of few values; leave out what constrains nothing.
 
         Pydantic writes ``set[Literal["a", "b"]]`` in this way.
 
@@ -54,10 +54,10 @@ class UniqueItems:
         if not 0 < len(values) <= _MAX_VALUES or not is_whole(least) or least < 0 or not is_whole(most):
             return
         lengths = range(least, min(most, len(values)) + 1)
-        num_arrays = self._num_named + sum(math.perm(len(values), length) for length in lengths)
+        num_arrays = self._num_listed + sum(math.perm(len(values), length) for length in lengths)
         if num_arrays > _MAX_ARRAYS or len(json.dumps(values)) > _MAX_CHARACTERS_OF_VALUES:
             return
-        self._num_named = num_arrays
+        self._num_listed = num_arrays
         for keyword in _OF_ARRAYS:
             part.pop(keyword, None)
         part["enum"] = [list(array) for length in lengths for array in itertools.permutations(values, length)]
