@@ -65,7 +65,7 @@ class DetokenizeResponse(BaseModel):
 
 
 class TokenizerInfo(BaseModel):
-    """What a client needs besides `/tokenize` in order to write prompts itself. (vLLM's endpoint; lm-eval asks for it.)"""
+    """What a client needs besides `/tokenize` in order to write prompts itself. (vLLM's endpoint; lm-eval uses it.)"""
 
     tokenizer_class: str
     bos_token: str | None

@@ -136,7 +136,7 @@ def _in_words(path: _Path, errors: Sequence[Any], fields: Collection[str]) -> st
 
 
 def _expected(error: Any) -> str:
-    """What one of pydantic's errors says that it expected; empty: it says something else."""
+    """What one of pydantic's errors expected; empty: its message does not begin with that."""
     if error["type"] == "model_attributes_type":
         return "an object"
     if error["type"] == "string_unicode":

@@ -47,7 +47,7 @@ class ChatEvent:
     Attributes:
         located: new text, reasoning and parts of tool calls, in order, each with its tokens, if asked for; may be empty.
         output: the new tokens and their log-probabilities; its text is what the model wrote, markers included.
-        finish_reason: why the choice ended; None while it has not. The output's own knows nothing of tool calls.
+        finish_reason: why the choice ended; None while it has not. The output's own does not distinguish tool calls.
     """
 
     choice: int

@@ -77,7 +77,7 @@ class PrefixKeeper:
 def marked_prefixes(
     chat: ChatCompletionRequest, breakpoints: Sequence[Breakpoint], prompt: Sequence[int], loaded: TextInterface
 ) -> dict[float, Sequence[int]]:
-    """The part of a prompt before the last breakpoint of each time to live; empty where the chat template cannot tell.
+    """The part of a prompt before the last breakpoint of each time to live; empty where the template writes none.
 
     The template writes the conversation up to the breakpoint by itself and, unless that is already a prefix of the prompt,
     with an empty message after it. The result is the longest prefix that either shares with the prompt.

@@ -1,4 +1,4 @@
-"""The ends of prefixes that a request wants to stay cached, and OpenAI's fields that mark them."""
+"""The ends of prefixes that are to stay cached, and OpenAI's fields that mark them."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class PromptCacheBreakpoint(StrictModel):
     """Marks the part of a message with which a prefix ends.
 
     Attributes:
-        ttl: how long it stays cached after its last use; None: what the request's options say.
+        ttl: how long it stays cached after its last use; None: as in the request's options.
     """
 
     mode: Literal["explicit"]
@@ -57,7 +57,7 @@ class PromptCacheOptions(StrictModel):
 
     Attributes:
         mode: ``explicit``: a request without breakpoints neither reads nor writes the cache.
-        ttl: of breakpoints that say nothing themselves.
+        ttl: of breakpoints that have none.
     """
 
     mode: Literal["implicit", "explicit"] | None = None

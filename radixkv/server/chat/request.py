@@ -50,7 +50,7 @@ class ChatCompletionRequest(GenerationRequest, NotSupportedInChat):
     parallel_tool_calls: bool | None = None
     prediction: Prediction | None = None
     prompt_cache_options: PromptCacheOptions | None = None
-    # For the chat template, which may write it as it likes.
+    # A variable of the chat template.
     reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
 
     verbosity: Verbosity | None = None

@@ -9,7 +9,8 @@ from typing import Any
 class Turns:
     """Messages in the form of chat completions, as they grow.
 
-    Successive texts of one role are one message, because many chat templates insist on turns, or on one system message.
+    Successive texts of one role are one message, because many chat templates refuse two of one role in a row, or a second
+    system message.
     Templates write reasoning, text and calls of a message in this order: so reasoning, or text after a call, begins a new
     message.
 

@@ -36,7 +36,7 @@ class TextBlock(StrictModel):
         return [self.text]
 
 
-# What a block says, and the marks within it, each behind what it keeps; the first one is a text. The block's own mark is
+# The texts of a block, and the marks within it, each behind what it keeps; the first one is a text. The block's own mark is
 # none of them.
 Piece = str | CacheControl
 
@@ -129,12 +129,12 @@ class DocumentBlock(StrictModel):
         """Its title, its context and what it says, or the note."""
         match self.source:
             case PlainText(data=text):
-                said: list[Piece] = [text]
+                texts: list[Piece] = [text]
             case TextParts(content=content):
-                said = [content] if isinstance(content, str) else _marked(content)
+                texts = [content] if isinstance(content, str) else _marked(content)
             case _:
                 return [_left_out(self.type)]
-        return [*filter(None, (self.title, self.context)), *said] or [""]
+        return [*filter(None, (self.title, self.context)), *texts] or [""]
 
 
 class SearchResultBlock(StrictModel):

@@ -90,7 +90,7 @@ class ContextManagement(StrictModel):
 
 
 class BillingPolicy(StrictModel):
-    """Who pays: the one who asks."""
+    """Who is billed; only the sender of the request can be."""
 
     type: Literal["billing_policy"]
     bill_to: Literal["self"] | None = None

@@ -36,7 +36,7 @@ class MessageWriter:
         return self._message(events)
 
     async def chunks(self, events: ChatEvents) -> AsyncGenerator[BaseModel, None]:
-        """The message's events. The first ones come when the prompt is computed: they say how much of it was cached."""
+        """The message's events. The first ones come when the prompt is computed: they have how much of it was cached."""
         try:
             async with aclosing(self._grow(events)) as stream:
                 async for event in stream:
@@ -51,7 +51,7 @@ class MessageWriter:
         async with aclosing(aiter(events)) as parts:
             async for part in parts:
                 if last is None:
-                    await events.wait_until_kept()  # the first event says how much
+                    await events.wait_until_kept()  # the first event has the number of tokens
                     yield MessageStart(message=self._message(events))
                     yield Ping()
                 last = part

@@ -39,7 +39,7 @@ class Cors(CORSMiddleware):
             await super().__call__(scope, receive, send)
 
     def preflight_response(self, request_headers: Headers) -> Response:
-        """The answer to a browser that asks what a page may send."""
+        """The response to a preflight request."""
         answer = super().preflight_response(request_headers)
         if answer.status_code == HTTPStatus.OK:
             return answer
@@ -47,7 +47,7 @@ class Cors(CORSMiddleware):
 
 
 class _Refusal(PlainTextResponse):
-    """What it says is answered in the form of the API that was to be called."""
+    """A refused preflight request, as an error in the format of the API that was to be called."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers = {name: value for name, value in self.headers.items() if not name.startswith("content-")}

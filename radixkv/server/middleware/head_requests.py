@@ -15,7 +15,7 @@ class HeadRequests:
         if scope["type"] != "http" or scope["method"] != "HEAD":
             await self._app(scope, receive, send)
             return
-        # A copy, because by the original the server knows that there is no body; what routing notes is for tracing, too.
+        # A copy: by the original, the server leaves out the body. What routing adds to it is given back, for tracing.
         routed = {**scope, "method": "GET"}
         try:
             await self._app(routed, receive, send)

@@ -74,7 +74,7 @@ class RequestTimer:
         self._metrics = metrics
         self._arrival = arrival
         self._last_delta_time: float | None = None
-        self._num_choices = 1  # until it is admitted, whatever it asks for
+        self._num_choices = 1  # until it is admitted, however many it has
         self._num_finished = 0
 
     def expect(self, num_choices: int) -> None:

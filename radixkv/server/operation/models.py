@@ -94,7 +94,7 @@ def model_routes(service: Service) -> APIRouter:
         check_alive()
         return Response()
 
-    # The path that AWS SageMaker asks; vLLM answers it in the same way.
+    # The path of AWS SageMaker's health checks; vLLM has it, too.
     router.add_api_route("/ping", health, methods=["GET", "POST"], include_in_schema=False)
 
     @router.get("/load", tags=["observation"])

@@ -56,7 +56,7 @@ class PinList(BaseModel):
 
 
 class AdministratorPins(Protocol):
-    """The pins that no tenant asked for; of one engine `EnginePins`."""
+    """The administrator's pins, in one engine (`EnginePins`) or several; tenants' requests pin prefixes of their own."""
 
     async def listed(self) -> list[PinState]:
         """All of them."""
@@ -83,13 +83,13 @@ class EnginePins(AdministratorPins):
         self._llm = llm
 
     async def listed(self) -> list[PinState]:
-        def listed(engine: Engine) -> list[PinState]:
+        def states(engine: Engine) -> list[PinState]:
             return [
                 PinState(id=pin.name, tokens=pin.num_tokens, expires_in=pin.expires_in, active=pin.active)
                 for pin in engine.pins.listed()
             ]
 
-        return await self._llm.call(listed)
+        return await self._llm.call(states)
 
     async def pin(self, prompt: Prompt, ttl: float | None) -> PinState | None:
         made = await self._llm.pin_prompt(prompt, ttl)

@@ -41,7 +41,7 @@ class Output:
     Each method yields the events of what it changes; they hold copies, so they may be written at any time.
 
     Args:
-        namespaced: the namespace and the name of each function that is in a namespace, by the name that the model knows.
+        namespaced: the namespace and the name of each function that is in a namespace, by its name in prompts.
 
     Attributes:
         items: those begun so far. What an item says is in it when it has ended.
@@ -77,8 +77,8 @@ class Output:
             case ReasoningPiece(text):
                 yield from self._open_reasoning()
                 yield self._delta(ReasoningDeltaEvent, text)
-            case ToolCallBegin(_, call_id, known_name):
-                namespace, name = self._namespaced.get(known_name, (None, known_name))
+            case ToolCallBegin(_, call_id, qualified_name):
+                namespace, name = self._namespaced.get(qualified_name, (None, qualified_name))
                 call = OutputFunctionCall(
                     id=new_id("fc", "_"),
                     status="in_progress",

@@ -33,7 +33,7 @@ class FunctionTool(StrictModel):
 
 
 class NamespaceTool(StrictModel):
-    """Functions that belong together: the model knows each by both names, ``namespace__function``."""
+    """Functions that belong together: in prompts, each has both names, ``namespace__function``."""
 
     type: Literal["namespace"]
     name: FunctionName
@@ -42,7 +42,7 @@ class NamespaceTool(StrictModel):
 
 
 class NamedFunction(StrictModel):
-    """``tool_choice``: call this function; one in a namespace has the name that the model knows."""
+    """``tool_choice``: call this function; one in a namespace has its name in prompts."""
 
     type: Literal["function"]
     name: FunctionName

@@ -69,7 +69,7 @@ def as_chat_request(body: InputTokensRequest, messages: Sequence[Mapping[str, An
     if body.tools:
         chat["tools"] = [
             function_tool(
-                name=_known_name(namespace, function.name),
+                name=_qualified_name(namespace, function.name),
                 description=function.description,
                 parameters=function.parameters,
                 strict=function.strict,
@@ -100,16 +100,16 @@ def as_chat_request(body: InputTokensRequest, messages: Sequence[Mapping[str, An
 
 
 def namespaced_functions(body: ResponseRequest) -> dict[str, tuple[str, str]]:
-    """The namespace and the name of each function that is in a namespace, by the name that the model knows."""
+    """The namespace and the name of each function that is in a namespace, by its name in prompts."""
     return {
-        _known_name(namespace, function.name): (namespace, function.name)
+        _qualified_name(namespace, function.name): (namespace, function.name)
         for namespace, function in body.functions
         if namespace is not None
     }
 
 
-def _known_name(namespace: str | None, name: str) -> str:
-    """The name by which the model knows a function: in the form that agents give to tools of MCP's servers."""
+def _qualified_name(namespace: str | None, name: str) -> str:
+    """A function's name in prompts: with its namespace, in the form that agents give to tools of MCP's servers."""
     return f"{namespace}__{name}" if namespace else name
 
 
@@ -144,7 +144,7 @@ def input_messages(
                     # The name of this role that chat templates know.
                     turns.add_text("system" if item.role == "developer" else item.role, part.text)
             case FunctionCallItem():
-                turns.add_call(item.call_id, _known_name(item.namespace, item.name), item.arguments)
+                turns.add_call(item.call_id, _qualified_name(item.namespace, item.name), item.arguments)
             case FunctionCallOutputItem():
                 text = "\n".join(part.text for part in item.parts)
                 if item.call_id is not None:
@@ -191,5 +191,5 @@ def output_messages(output: Sequence[OutputItem]) -> list[Mapping[str, Any]]:
             case OutputMessage():
                 turns.add_text("assistant", "".join(part.text for part in item.content))
             case OutputFunctionCall():
-                turns.add_call(item.call_id, _known_name(item.namespace, item.name), item.arguments)
+                turns.add_call(item.call_id, _qualified_name(item.namespace, item.name), item.arguments)
     return turns.messages()

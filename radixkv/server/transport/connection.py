@@ -201,7 +201,7 @@ class LimitedProtocol(HttpToolsProtocol):
 
 
 def _send_without_chunks(cycle: RequestResponseCycle) -> None:
-    """Answer a client of HTTP/1.0, which knows no chunks (RFC 9112, 6.1): the connection's end is that of the answer."""
+    """Answer a client of HTTP/1.0, which has no chunks (RFC 9112, 6.1): the connection's end is that of the answer."""
     send = cycle.send
 
     async def send_as_it_is(message: Any) -> None:

@@ -19,7 +19,7 @@ import uvicorn
 from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-# Within this time, clients that send one request after the other learn that they must reconnect.
+# Within this time, clients that send one request after the other get an answer by which they reconnect.
 _SECONDS_TO_MOVE = 2.0
 _SECONDS_BETWEEN_LOOKS = 0.02
 

@@ -86,7 +86,7 @@ def unix_listener(path: Path) -> Iterator[socket.socket]:
         try:
             yield listener
         finally:
-            # Somebody may have removed the socket, and put another one there.
+            # It may have been removed, and another one may be there.
             with suppress(FileNotFoundError):
                 if _identity(path) == own:
                     path.unlink()

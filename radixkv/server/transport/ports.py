@@ -2,7 +2,7 @@
 
 /, /live, /metrics                   on that port only
 /health, /ready, /version            on both
-/v1/chat/completions                 on both: the page asks by it
+/v1/chat/completions                 on both: the page sends requests
 everything else                      on the other port only
 """
 

@@ -45,6 +45,6 @@ class BodyParser(HttpRequestParser):
         super().__init__(SimpleNamespace(on_body=on_body, on_message_complete=on_message_complete))
 
     def begin(self, headers: list[tuple[bytes, bytes]]) -> None:
-        """Learn from a request's headers, whose names are in lower case, where its body ends."""
+        """Parse the body by a request's headers, whose names are in lower case."""
         framing = [b"%b: %b\r\n" % each for each in headers if each[0] in (b"content-length", b"transfer-encoding")]
         self.feed_data(b"POST / HTTP/1.1\r\n" + b"".join(framing) + b"\r\n")

@@ -56,7 +56,7 @@ class TlsConnection(asyncio.Protocol):
         self._protocol: LimitedProtocol | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """The client has connected, and said nothing yet."""
+        """Count the connection, and begin the handshake."""
         self._transport = cast(asyncio.Transport, transport)
         self._limits.open_connections.opened(self)
         self._accepting = asyncio.get_running_loop().create_task(self._accept())
