@@ -30,8 +30,8 @@ class BlockKey:
         digest: covers the namespace, the fingerprint, and all tokens up to the block's end.
         tokens: the block's own tokens, int32 little-endian.
         is_whole: False: it is partly filled, and the last of its prefix.
-        parent: the block before it; None: it is the first, or that is not known. Whoever keeps keys should keep none with a
-            parent, which would keep all before it.
+        parent: the block before it; None: it is the first, or that is not known. A store of keys
+            should not keep it, and so all before it, in memory.
     """
 
     namespace: bytes

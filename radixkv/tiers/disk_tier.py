@@ -41,7 +41,7 @@ class DiskTier:
 
     Attributes:
         medium: "disk".
-        pins: those that this store remembers.
+        pins: those in this store.
         table: of its blocks; empty if the store is only read.
 
     Raises:

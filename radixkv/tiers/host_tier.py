@@ -107,7 +107,7 @@ class HostTier:
                     break  # nothing is found behind a block that had no room
                 if lost is not None:
                     evicted.append(lost)
-                # Nobody else knows the row: reading others goes on meanwhile, however long fresh memory takes to come.
+                # Without the lock, as no other thread has the row: the pages of fresh memory may take long.
                 self._rows[row] = block
                 written.append(key)
                 with self._lock:

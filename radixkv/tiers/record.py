@@ -9,8 +9,8 @@ written when the power failed, or that is on a bad disk: the record is always co
 correct answers do not depend on the order of writes.
 
 The checksum (xxh3, 128 bits) covers everything after it. Where a partly filled block has no token, its header has -1. The
-tokens of an encrypted block are not stored: like the digest, they are bound into its tag, so that a block opens only for
-whoever has its key and its tokens.
+tokens of an encrypted block are not stored: like the digest, they are bound into its tag, so that a block is decrypted
+only with its key and its tokens.
 """
 
 from __future__ import annotations

@@ -80,7 +80,7 @@ class BlobStore(Protocol):
 class SharedTier:
     """A tier in a store that several processes write to, on this machine or others.
 
-    `contains_prefix` and `get_many` ask the store, so a thread that must not wait should not call them. A thread of the tier
+    `contains_prefix` and `get_many` call the store, so a thread that must not wait should not call them. A thread of the tier
     writes and clears. A store that fails is left alone for a while, and nothing is found in it; one that only refuses writes
     is still read. Keys must know what is before them (`BlockKey.parent`): blocks are named by both.
 
@@ -122,7 +122,7 @@ class SharedTier:
         # Any thread reads this; each change replaces it, under the lock.
         self._uncleared: frozenset[str] = frozenset()
         self._clearing = threading.Lock()
-        self._will_clear_again = False  # whether the writer's thread has been asked to, which may hang
+        self._will_clear_again = False  # whether a job for it is queued: the writer's thread may hang
         self._refused_clear = False  # whether the store did, since it worked last; used by the thread that clears
         self._closed = False
         self._writer = MediumQueue("shared-tier", block_format.block_bytes, queue_bytes, self._write)
@@ -132,11 +132,11 @@ class SharedTier:
         return self._counters.read()
 
     def contains_prefix(self, keys: Sequence[BlockKey]) -> int:
-        return self._ask(self._store.count_present, keys) or 0
+        return self._look_up(self._store.count_present, keys) or 0
 
     def first_present(self, keys: Sequence[BlockKey]) -> int | None:
         """See `radixkv.tiers.tier.PartlyFilledKeeper`."""
-        return self._ask(self._store.first_present, keys)
+        return self._look_up(self._store.first_present, keys)
 
     def get_many(self, keys: Sequence[BlockKey], out: BlockBytes) -> int:
         self._codec.check_rows(keys, out)
@@ -212,18 +212,18 @@ class SharedTier:
             self._will_clear_again = True
         self._writer.call(self._clear_uncleared)
 
-    def _ask(self, question: Callable[[Sequence[str]], int | None], keys: Sequence[BlockKey]) -> int | None:
-        """What the store answers; None: nothing can be read now."""
+    def _look_up(self, method: Callable[[Sequence[str]], int | None], keys: Sequence[BlockKey]) -> int | None:
+        """The result of a method of the store for some names; None: nothing can be read now."""
         if not keys or not self._readable(keys[0]):
             return None
         try:
-            answer = question([self._name(key) for key in keys])
+            found = method([self._name(key) for key in keys])
         except OSError as error:
             self._failed(self._reads, error)
             return None
         if not self._unreadable:
             self._reads.worked()
-        return answer
+        return found
 
     def _get(self, keys: Sequence[BlockKey], out: BlockBytes) -> int:
         names = [self._name(key) for key in keys]

@@ -47,7 +47,7 @@ class Tier(Protocol):
     def contains_prefix(self, keys: Sequence[BlockKey]) -> int:
         """How many leading keys are there, as far as is known without reading blocks.
 
-        A tier on this machine answers from memory. A shared one asks its server, within its time limit.
+        A tier on this machine answers from memory. A shared one queries its server, within its time limit.
         """
 
     def get_many(self, keys: Sequence[BlockKey], out: BlockBytes) -> int:

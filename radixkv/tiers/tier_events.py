@@ -1,6 +1,6 @@
 """Events of what tiers hold, beside those of the pool, for routers that count what can be loaded.
 
-A tier knows its blocks only by their digests. Their names in the pool's events are noted when their keys are made; so blocks
+A tier has only digests of its blocks. Their names in the pool's events are noted when their keys are made; so blocks
 that an earlier process left have no event until they are asked for.
 """
 

@@ -8,5 +8,5 @@
       slot_table.py         which slot holds which block, in memory; slot_index.py: in SQLite
       slot_files.py         the slots' bytes; open_files.py, slot_reader.py
     compaction.py, maintenance.py, other_stores.py                        made smaller, verified, cleared
-    namespace_secret.py, stored_pins.py                                   what else a disk remembers
+    namespace_secret.py, stored_pins.py                                   what else is stored on a disk
 """

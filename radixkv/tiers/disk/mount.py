@@ -11,7 +11,7 @@ _GONE = "what was mounted is gone; nothing is written until it is back, or until
 
 
 class Mount:
-    """Remembers which device a folder is on, so that an empty mount point is not taken for it.
+    """The device that a folder is on, noted so that an empty mount point is not taken for the folder.
 
     Nor is an empty disk that is mounted in its place: an automounter's placeholder looks the same, and what was cleared there
     would come back with the first disk.

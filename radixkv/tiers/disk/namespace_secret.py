@@ -181,7 +181,7 @@ def _rename_to_new(draft: Path, path: Path) -> None:
             raise
     if _is_made(path):
         return None  # without a lock, which not every file system has, or a right to write that file
-    # An empty file takes the name, and whoever locks it replaces it: if that process is killed in between, the next one does.
+    # An empty file takes the name, and the process that locks it replaces it; or the next one, if that is killed before.
     with open(path, "ab", opener=open_private) as place:
         fcntl.flock(place, fcntl.LOCK_EX)
         if not _is_made(path):
@@ -204,7 +204,7 @@ def _content_of(path: Path) -> bytes:
     """What is in a file, which `_rename_to_new` leaves empty for a moment where there are no hard links.
 
     Raises:
-        FileNotFoundError: it is not there, or stays empty: whoever was making it was killed.
+        FileNotFoundError: it is not there, or stays empty: the process that was making it was killed.
     """
     for _ in range(_ATTEMPTS):
         if content := path.read_bytes():

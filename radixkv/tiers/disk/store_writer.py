@@ -49,7 +49,7 @@ class StoreWriter:
         clock: seconds.
 
     Attributes:
-        pins: those that the store remembers.
+        pins: those in the store.
         table: of its blocks.
 
     Raises:
@@ -83,7 +83,7 @@ class StoreWriter:
         self._clear_lock = threading.Lock()  # guards clearing in memory; never held while waiting for the disk
         # Namespaces that the index must forget before anything else in it changes.
         self._uncleared: frozenset[bytes | None] = frozenset()
-        self._will_tidy_again = False  # whether the writer's thread has been asked to, which may hang
+        self._will_tidy_again = False  # whether a job for it is queued: the writer's thread may hang
         # The writer's thread's own: free slots; those whose rows in the index may be out of date; and those to be overwritten
         # once they are free, since they hold what was cleared, of a batch that failed, or a record that proved wrong.
         self._free: list[int] = []
@@ -255,7 +255,7 @@ class StoreWriter:
 
     def _write_slots(self, batch: list[PendingBlock]) -> int:
         opened = self._current()
-        # Some may be there by now: whoever put them again may have looked just before they were written.
+        # Some may be there by now: a call that put them again may have looked just before they were written.
         missing = self.table.missing([pending.key for pending in batch])
         batch = [batch[row] for row in missing if not batch[row].cancelled]
         fitting, slots = self._allocate(opened, [pending.key for pending in batch])

@@ -1,4 +1,4 @@
-"""The pins that a disk remembers, so that prefixes kept from eviction are kept again after a restart.
+"""The pins that are stored on a disk, so that prefixes kept from eviction are kept again after a restart.
 
 A pin is found by the keyed hash of its namespace, whose name is not stored. Its tokens are, encrypted if blocks are.
 """
@@ -31,7 +31,7 @@ class StoredPin:
         namespace: digest of the namespace itself.
         tokens: of whole blocks, encoded; not in its repr, since they are a prompt.
         expires_at: in seconds since 1970; None: never.
-        by_tenant: whether a tenant asked for it, against whose limits it counts; else the administrator did.
+        by_tenant: whether it is a tenant's, against whose limits it counts; else it is the administrator's.
     """
 
     name: str
@@ -70,7 +70,7 @@ class StoredPins:
         return bool(self._changes or self._cleared)
 
     def add(self, pin: StoredPin) -> None:
-        """Remember a pin that is in force."""
+        """Store a pin that is in force."""
         with self._lock:
             self._changes[pin.name] = self._in_force[pin.name] = pin
         self._on_change()
@@ -97,7 +97,7 @@ class StoredPins:
         return [pin for pin in pins if namespace in (None, pin.namespace) and not _is_over(pin, now)]
 
     def comes_into_force(self, name: str) -> None:
-        """The pin waits no longer, and stays remembered."""
+        """The pin waits no longer, and stays stored."""
         with self._lock:
             pin = self._waiting.pop(name, None)
             if pin is not None:

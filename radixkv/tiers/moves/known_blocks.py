@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 
 class KnownBlocks:
-    """Remembers blocks by their hashes in the tree (`radixkv.cache.block_hash`); a collision only leaves a block unwritten.
+    """The latest blocks by their hashes in the tree (`radixkv.cache.block_hash`); a collision only leaves one unwritten.
 
     Args:
         capacity: blocks of the smallest tier, which forgets a block once this many others are put after it.
@@ -34,7 +34,7 @@ class KnownBlocks:
             self._hashes.pop(block_hash, None)
 
     def lost(self, block_hash: int) -> None:
-        """Tiers turned out not to have the block: those put before it may be gone as well."""
+        """Tiers do not have the block: those put before it may be gone as well."""
         if block_hash in self._hashes:
             while self._hashes.popitem(last=False)[0] != block_hash:
                 pass

@@ -106,7 +106,7 @@ class BlockLoader:
         spans: list[Span] = []
         look_up.waits_for_writer = False
         try:
-            # Before the tiers are asked: a block that is written in between is then in both, not in neither.
+            # Before the tiers are searched: a block that is written in between is then in both, not in neither.
             queued = self._writer.queued() if wait else []
             look_up.keys, spans = find_prefix(self._stack, self._keys, look_up.namespace, look_up.tokens, look_up.start)
             missing = look_up.first_missing(spans)

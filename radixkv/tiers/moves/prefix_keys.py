@@ -15,7 +15,7 @@ _KEPT_PREFIXES = 32
 
 
 class PrefixKeys:
-    """Makes keys; any thread may ask.
+    """Makes keys; any thread may call.
 
     Args:
         fingerprint: of everything that the bytes of blocks depend on besides tokens.

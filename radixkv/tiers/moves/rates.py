@@ -1,4 +1,4 @@
-"""Learns what loading and computing cost, so that a prefix is loaded only where that is faster."""
+"""Measures what loading and computing cost, so that a prefix is loaded only where that is faster."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Rates:
 
     Args:
         num_tiers: of the stack.
-        prefill_rate: the engine's, which learns from its steps.
+        prefill_rate: the engine's, measured in its steps.
     """
 
     def __init__(self, num_tiers: int, prefill_rate: PrefillRate) -> None:
@@ -49,7 +49,7 @@ class Rates:
         Args:
             spans: in tiers.
             num_tokens: in their blocks.
-            seconds_before: how long a load that is asked for now would wait before it begins.
+            seconds_before: how long a load that is requested now would wait before it begins.
         """
         loading = self.load_seconds(spans)
         computing = self.compute_seconds(num_tokens)

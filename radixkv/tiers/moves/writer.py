@@ -137,7 +137,7 @@ class BlockWriter:
         self._worker.submit(partial(self._write, queued))
 
     def mark_used(self, part: PrefixBlocks) -> None:
-        """Tell the tiers, when all that is queued is written, that these blocks were used; see `RecencyOrdered`."""
+        """Mark these blocks as used in the tiers, when all that is queued is written; see `RecencyOrdered`."""
         self._worker.submit(partial(self._mark_used, part))
 
     def queued(self) -> list[QueuedBlocks]:
