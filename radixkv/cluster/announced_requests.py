@@ -22,7 +22,7 @@ class AnnouncedRequests:
         self._numbers = itertools.count(1)
 
     def add(self, prompt: Prompt, params: SamplingParams | BeamSearchParams, sender: int) -> PendingRequest:
-        """A request has come, which is announced to all readers but its sender. Whoever calls this must `end` it.
+        """A request has come, which is announced to all readers but its sender. The caller must `end` it.
 
         Raises:
             InvalidArgumentError: its tokens or its namespace are invalid, and there is such a reader.
@@ -64,7 +64,7 @@ class AnnouncedRequests:
 
 
 class PendingRequest:
-    """A request from its arrival to its end. Whoever added it must `end` it.
+    """A request from its arrival to its end. The caller of `AnnouncedRequests.add` must `end` it.
 
     Attributes:
         number: its name in records.

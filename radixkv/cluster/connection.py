@@ -43,7 +43,7 @@ def _errors_of_httpx() -> Iterator[None]:
 
 
 def _retrieve(closed: asyncio.Future[None]) -> None:
-    """Retrieve the error that ended a connection, or it would be logged; whoever read from the connection knows it."""
+    """Retrieve the error that ended a connection, or it would be logged: it was raised where the connection was read."""
     if not closed.cancelled():
         closed.exception()
 

@@ -1,4 +1,4 @@
-"""Keeps an ingress's `ReplicaSet` as its command line and a file, or a registry, say."""
+"""Keeps in an ingress's `ReplicaSet` the replicas of its command line and a file, or of a registry."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from radixkv.text_files import read_utf8
 _log = logging.getLogger(__name__)
 
 _SECONDS_BETWEEN_ATTEMPTS = 1.0
-# Once one replica is up, the others have this long to say what they run before requests are taken.
+# Once one replica is up, the others have this long to describe what they run before requests are accepted.
 _SECONDS_FOR_OTHERS = 5.0
 
 

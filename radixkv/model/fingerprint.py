@@ -26,8 +26,8 @@ def model_fingerprint(
 ) -> str:
     """Names a model by its weights (bytes, types and shapes), its configuration, and how its weights will be quantised.
 
-    The digest is 128 bits of xxh3, which runs at memory speed. It is not cryptographic: whoever has the weights of two models
-    can make them collide.
+    The digest is 128 bits of xxh3, which runs at memory speed. It is not cryptographic: the weights of two models can
+    be made to collide.
 
     It is computed anew for each engine, because weights may be changed in place, as long as they are not repacked.
 

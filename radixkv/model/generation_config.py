@@ -1,4 +1,4 @@
-"""What a model's authors say about sampling from it, and where that is read."""
+"""The sampling parameters that a model's authors ship with it, and where they are read."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ def _fetch_weights(model: str, folder: Path) -> None:
     """Fetch the weights that would be loaded, see `radixkv.model.weights.paths`, but no copies in other formats."""
     for single, index in (SAFETENSORS, OF_TORCH):
         names = [single]
-        with suppress(FileNotFoundError, SafetensorError):  # whoever reads the weights says that it is damaged
+        with suppress(FileNotFoundError, SafetensorError):  # reading the weights raises the error for a damaged one
             names += names_in(folder / index)
         _fetch_files(model, folder, names)
         if any((folder / name).exists() for name in names):

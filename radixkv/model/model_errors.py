@@ -1,4 +1,4 @@
-"""What transformers' code of a model raises, which says nothing to whoever gave the model."""
+"""Errors of transformers' code of a model, which do not name it, as errors that do."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch import nn
 from radixkv.errors import EngineError, UnsupportedModelError, one_line
 from radixkv.model.lack_of_memory import is_lack_of_memory
 
-# What torch says of the sizes of experts that its grouped product does not take, and what takes them.
+# Torch's error for sizes of experts that its grouped product does not take, and what takes them.
 _GROUPED_SIZES = "strides should be multiple of 16 bytes"
 _GROUPED_HINT = (
     "; its experts have sizes that torch's grouped product does not take: load it with transformers, call "
@@ -25,9 +25,9 @@ _GROUPED_HINT = (
 def errors_of_model(model: transformers.PreTrainedModel) -> Iterator[None]:
     """Within, a model computes a few tokens; what its code raises becomes an `UnsupportedModelError` that names it.
 
-    Some models want more than text, such as an image; others have a configuration by which their parts do not fit together.
+    Some models need more than text, such as an image; others have a configuration by which their parts do not fit together.
     What is raised for lack of memory, by a device that fails, or by a module that stands in for one of the model's, stays as
-    it is: the model is not to blame.
+    it is: the model is not its cause.
 
     Args:
         model: that computes.

@@ -1,4 +1,4 @@
-"""What transformers says while a model is loaded, kept from whoever loads it."""
+"""Suppresses transformers' warnings and progress bars while a model is loaded."""
 
 from __future__ import annotations
 

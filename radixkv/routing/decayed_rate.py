@@ -1,4 +1,4 @@
-"""A recent average cost, learned from single observations."""
+"""A recent average cost, by single observations."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """How fast an engine computes prompts, as measured by itself.
 
-Only the engine knows how many tokens it has computed in what time, for all routers that send it requests. Seen from outside,
-the time to a prompt's first token includes the prompts before it, some of which a router may not know of.
+Only the engine can measure how many tokens it computes in what time, for all routers that send it requests. Seen from
+outside, the time to a prompt's first token includes the prompts before it, some of which other routers have sent.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ _MIN_TOKENS = 32
 
 
 class PrefillRate:
-    """Learns that speed from steps whose tokens are at least half prompt tokens."""
+    """Measures that speed in steps whose tokens are at least half prompt tokens."""
 
     def __init__(self) -> None:
         self._rate = DecayedRate()

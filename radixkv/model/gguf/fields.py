@@ -71,12 +71,12 @@ _NEUTRAL: Mapping[str, tuple[Any, ...]] = MappingProxyType(
 )
 # Every layer of these has the window that their configuration names; of others, those of the type "sliding_attention".
 _WINDOW_EVERYWHERE = frozenset({"phi3", "starcoder2"})
-# Layers of the one size whose queries are scaled by the hidden size a head, which no field says.
+# Layers of the one size whose queries are scaled by the hidden size a head, which no field has.
 _LAYERS_OF_27B = MappingProxyType({"gemma2": 46, "gemma3": 62})
-# Full layers have heads, rotations and a width of experts of their own, which transformers' converter knows.
+# Full layers have heads, rotations and a width of experts of their own, which transformers' converter reads.
 _NOT_UNIFORM = "gemma4"
 _ENDS = ("eos", "eot", "eom")
-# Control tokens that end turns, which llama.cpp knows by their texts where no field names them.
+# Control tokens that end turns, which llama.cpp recognizes by their texts where no field names them.
 _ENDS_OF_TURNS = frozenset({"<end_of_turn>", "<|end|>", "<|eom_id|>", "<|eot_id|>", "<|im_end|>"})
 
 

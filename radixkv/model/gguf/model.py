@@ -22,7 +22,7 @@ from radixkv.model.gguf.rotation import IS_ROTATION, apply_scaling
 from radixkv.model.supported import check_supported
 from radixkv.model.weights.deferred import build_without_weights
 
-# Prefixes of the tensors that see and hear beside a model of text.
+# Prefixes of the tensors for images and audio beside a model of text.
 _OTHER_MODALITIES = ("v.", "a.", "mm.")
 
 
@@ -63,7 +63,7 @@ def describe(path: Path) -> GgufModel:
     check_supported(model, str(path))
     check_rotary_dim(fields, model)
     parsed = load_gguf_checkpoint(str(path))["config"]
-    # As the processor of attention heads wants them.
+    # In the form that the processor of attention heads takes.
     processor = TENSOR_PROCESSORS.get(fields.architecture, TensorProcessor)(config=parsed)
     names = get_gguf_hf_weights_map(model, processor)
     _check_unread(reader, model, names)

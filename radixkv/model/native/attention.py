@@ -55,7 +55,7 @@ class NativeSelfAttention(nn.Module):
         cache: Any = None,
         **__: Any,
     ) -> tuple[torch.Tensor, None]:
-        # An engine runs one row without a mask or a cache; whoever calls the model by itself may have all of these.
+        # An engine runs one row without a mask or a cache; a call of the model itself may have all of these.
         batch = hidden_states.shape[:-1]
         num_query, num_kv, dim = self.num_query_heads, self.num_kv_heads, self.head_dim
         projected = self.project.multiply(hidden_states).reshape(-1, num_query + 2 * num_kv, dim)

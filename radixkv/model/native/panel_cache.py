@@ -1,7 +1,7 @@
 """Quantised weights on disk: quantising a model takes seconds, and is done once.
 
-A file is named by what it was made from, so it is never wrong for a model, a file or a processor: whoever has the same
-weights finds the same panels. Several processes may write at once.
+A file is named by what it was made from, so it is never wrong for a model, a file or a processor: the same weights
+have the same panels. Several processes may write at once.
 """
 
 from __future__ import annotations

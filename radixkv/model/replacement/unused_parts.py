@@ -1,4 +1,4 @@
-"""Parts of a model that text does not call, such as those that see images or hear: they would only take memory."""
+"""Parts of a model that text does not call, such as those for images or audio: they would only take memory."""
 
 from __future__ import annotations
 

@@ -170,7 +170,7 @@ def _load_all(folder: Path, paths: Sequence[Path], config: Any, dtype: torch.dty
         with _damage_errors(folder, *_OF_CONFIG):
             model = load_whole(str(folder), dtype, config)
     except ModelLoadError:
-        _build(folder, config, dtype)  # which fails where not the files are to blame, but the configuration
+        _build(folder, config, dtype)  # which fails where the cause is not in the files, but in the configuration
         raise
     integers = CheckpointFiles(paths).integers() if paths[0].exists() else integers_of_torch(folder)
     refuse_integers(folder, integers, model)
@@ -178,7 +178,7 @@ def _load_all(folder: Path, paths: Sequence[Path], config: Any, dtype: torch.dty
 
 
 def _keeps_float32(model: transformers.PreTrainedModel) -> bool:
-    """Whether the model wants parameters in another type than its own."""
+    """Whether some parameters of the model are to be of another type than its own."""
     return model.dtype != torch.float32 and bool(model._keep_in_fp32_modules or model._keep_in_fp32_modules_strict)
 
 
