@@ -2,7 +2,8 @@
 
 ::
 
-    first_light.py          all of it, in order of importance: first_light_parts.py; ready.py: what it needs of a machine
+    first_light.py          all of it, in order of importance: first_light_parts.py, each in a part_process.py
+    ready.py                what a first light needs of a machine
     layer.py                one layer's problem: attention.py, beside torch's own: torch_attention.py; tiles.py
     decode.py               whole steps of a model: decode_drafts.py: with drafts
     host_tier.py            first tokens of prompts that lie in host memory

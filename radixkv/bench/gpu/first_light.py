@@ -8,38 +8,26 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import signal
-import subprocess
 import tempfile
-import threading
 import time
-from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import MappingProxyType
-from typing import IO, Any, Self
+from typing import Any, Self
 
 from rich.console import Console
 
 from radixkv.bench.common.figures import write_figures
 from radixkv.bench.common.folders import without_folders
+from radixkv.bench.gpu.part_process import PartProcess
 from radixkv.bench.gpu.targets import next_steps
 
 # No part is begun with less than this left of the time for all.
 MIN_SECONDS = 30.0
 # Reserved for the parent, to write the last figures.
 _SPARE_SECONDS = 5.0
-_POLL_SECONDS = 2.0
-_KEPT_LINES = 200
-# How long an aborted process may take to print where it is before it is killed, and how long reading its output may take.
-_LAST_WORDS_SECONDS = 2.0
-
-# Of every part. None needs a network, and trying to reach one where there is none would take minutes. Output is not buffered,
-# so that it is passed on at once, and a part that crashes or is aborted prints its stack.
-_ENVIRONMENT = MappingProxyType({"HF_HUB_OFFLINE": "1", "PYTHONUNBUFFERED": "1", "PYTHONFAULTHANDLER": "1"})
 
 DONE, FAILED, TIMED_OUT, CUT_SHORT, SKIPPED = "done", "failed", "timed out", "cut short", "skipped"
 
@@ -163,74 +151,48 @@ class FirstLight:
             self.results[part.name] = {"status": SKIPPED, "why": part.missing, "seconds": 0.0}
             self._write()
             return
-        limit = min(part.seconds, left)
         with tempfile.TemporaryDirectory() as folder:
-            part_json = Path(folder) / "part.json"
-            before = self.results.get(part.name, {}).get("report")
-            if before is not None:  # the part goes on with its own --resume
-                part_json.write_text(json.dumps(before))
-            command = [part_json.as_posix() if argument == "{json}" else argument for argument in part.command]
-            result = self.results[part.name] = {
-                "status": CUT_SHORT,
-                "command": [without_folders(argument) for argument in part.command],
-                "seconds": 0.0,
-            }
-            if before is not None:
-                result["report"] = before
-            start = self._clock()
-            self.termination.defer()
-            try:
-                process = subprocess.Popen(
-                    command,
-                    env={**os.environ, **_ENVIRONMENT, **part.environment},
-                    stdout=subprocess.PIPE,
-                    stderr=subprocess.STDOUT,
-                    text=True,
-                    errors="replace",
-                    start_new_session=True,
-                )
-            except OSError as error:  # there is no such program: the other parts have theirs
-                result.update(status=FAILED, exit_status=None, last_lines=[without_folders(str(error))])
-                self._write()
-                self.termination.allow()
-                return
-            assert process.stdout is not None
-            last_lines: deque[str] = deque(maxlen=_KEPT_LINES)
-            reader = threading.Thread(target=self._pass_on, args=(process.stdout, last_lines), daemon=True)
-            reader.start()
-            try:
-                self.termination.allow()
-                exit_status = self._wait(process, start + limit, lambda: self._take(result, part_json))
-            finally:
-                if not _end(process):
-                    result["still_running"] = True
-                result["seconds"] = round(self._clock() - start, 1)
-                self._take(result, part_json)
-            reader.join(timeout=_LAST_WORDS_SECONDS)
-            result["exit_status"] = exit_status
-            if exit_status != 0:
-                result["last_lines"] = [without_folders(line) for line in last_lines]
-            if exit_status is not None:
-                result["status"] = DONE if exit_status == 0 else FAILED
-            elif limit == part.seconds:
-                result["status"] = TIMED_OUT
+            self._run_command(part, min(part.seconds, left), Path(folder) / "part.json")
+
+    def _run_command(self, part: Part, limit: float, part_json: Path) -> None:
+        result = {
+            "status": CUT_SHORT,
+            "command": [without_folders(argument) for argument in part.command],
+            "seconds": 0.0,
+        }
+        before = self.results.get(part.name, {}).get("report")
+        if before is not None:  # the part goes on with its own --resume
+            part_json.write_text(json.dumps(before))
+            result["report"] = before
+        self.results[part.name] = result
+        command = [part_json.as_posix() if argument == "{json}" else argument for argument in part.command]
+        start = self._clock()
+        self.termination.defer()
+        try:
+            process = PartProcess(self._console, command, part.environment)
+        except OSError as error:  # there is no such program: the other parts have theirs
+            result.update(status=FAILED, exit_status=None, last_lines=[without_folders(str(error))])
+            self._write()
+            self.termination.allow()
+            return
+        try:
+            self.termination.allow()
+            exit_status = process.wait(lambda: start + limit - self._clock(), lambda: self._take(result, part_json))
+        finally:
+            if not process.end():
+                result["still_running"] = True
+            result["seconds"] = round(self._clock() - start, 1)
             self._take(result, part_json)
-            self._console.print(f"{part.name}: {result['status']}, {result['seconds']:.0f} s")
-
-    def _wait(self, process: subprocess.Popen[str], end: float, take: Callable[[], None]) -> int | None:
-        """The process's exit status; None: its time is over, and it has not ended."""
-        while True:
-            try:
-                return process.wait(timeout=max(0.0, min(_POLL_SECONDS, end - self._clock())))
-            except subprocess.TimeoutExpired:
-                take()
-                if self._clock() >= end:
-                    return None
-
-    def _pass_on(self, output: IO[str], last_lines: deque[str]) -> None:
-        for line in output:
-            last_lines.append(line.rstrip())
-            self._console.out(line, end="", highlight=False)
+        process.read_output()
+        result["exit_status"] = exit_status
+        if exit_status != 0:
+            result["last_lines"] = [without_folders(line) for line in process.last_lines]
+        if exit_status is not None:
+            result["status"] = DONE if exit_status == 0 else FAILED
+        elif limit == part.seconds:
+            result["status"] = TIMED_OUT
+        self._take(result, part_json)
+        self._console.print(f"{part.name}: {result['status']}, {result['seconds']:.0f} s")
 
     def _take(self, result: dict[str, Any], part_json: Path) -> None:
         """Keep what the part has written so far."""
@@ -241,19 +203,6 @@ class FirstLight:
     def _write(self, lines: Sequence[str] = ()) -> None:
         content = {"seconds": round(self._seconds, 1), "parts": self.results, "next": list(lines)}
         write_figures(self._json_path, content)
-
-
-def _end(process: subprocess.Popen[str]) -> bool:
-    """End a process and all that it started; False: a hanging driver holds it, and would hold whatever came next."""
-    if process.poll() is None:
-        os.killpg(process.pid, signal.SIGABRT)
-        with suppress(subprocess.TimeoutExpired):
-            process.wait(_LAST_WORDS_SECONDS)
-        with suppress(ProcessLookupError):  # all have ended
-            os.killpg(process.pid, signal.SIGKILL)
-        with suppress(subprocess.TimeoutExpired):
-            process.wait(_SPARE_SECONDS)
-    return process.poll() is not None
 
 
 class _Termination:

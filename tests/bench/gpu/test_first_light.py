@@ -18,7 +18,7 @@ import pytest
 from rich.console import Console
 from support.time_limit import HANGING
 
-from radixkv.bench.gpu import first_light
+from radixkv.bench.gpu import part_process
 from radixkv.bench.gpu.first_light import FirstLight, Part, run_first_light
 from radixkv.bench.gpu.first_light_parts import first_light_parts
 from radixkv.bench.gpu.targets import next_steps
@@ -128,7 +128,7 @@ def test_a_signal_while_a_part_is_started_ends_it_too(tmp_path: Path, monkeypatc
             os.kill(os.getpid(), signal.SIGTERM)
 
     monkeypatch.setattr(subprocess, "Popen", Signalled)
-    monkeypatch.setattr(first_light, "_LAST_WORDS_SECONDS", HANGING)  # dies of the first signal, however late
+    monkeypatch.setattr(part_process, "_LAST_WORDS_SECONDS", HANGING)  # dies of the first signal, however late
     with pytest.raises(SystemExit):
         run(tmp_path / "light.json", [part("hangs", "sleep infinity")])
     try:
@@ -150,7 +150,7 @@ def is_read(pipe: Path) -> bool:
 
 def simulate_clock(monkeypatch: pytest.MonkeyPatch, begun: Path, seconds: float) -> Callable[[], float]:
     """That many seconds pass once the file exists, and none before; polling does not wait."""
-    monkeypatch.setattr(first_light, "_POLL_SECONDS", 0.1)
+    monkeypatch.setattr(part_process, "_POLL_SECONDS", 0.1)
     return lambda: seconds if begun.exists() else 0.0
 
 
@@ -176,7 +176,7 @@ def test_where_a_part_hangs_is_in_its_last_lines(tmp_path: Path, monkeypatch: py
     )
     hangs = Part("hangs", 40, [sys.executable, "-S", "-c", script], advice="")
     light = FirstLight(Console(), path, simulate_clock(monkeypatch, begun, 40.0))
-    monkeypatch.setattr(first_light, "_LAST_WORDS_SECONDS", HANGING)
+    monkeypatch.setattr(part_process, "_LAST_WORDS_SECONDS", HANGING)
     light.run([hangs], 100)
     assert read(path)["hangs"]["status"] == "timed out"
     assert any("in waits_forever" in line for line in read(path)["hangs"]["last_lines"])
