@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import inspect
 from collections.abc import Callable
 from typing import Any
@@ -131,22 +130,17 @@ def test_a_stream_takes_what_one_chat_takes(llm: LLM) -> None:
     assert llm.explain(prompt, cache_salt="streams").num_reused_tokens == 0
 
 
-def test_a_refused_call_of_an_async_llm_names_the_argument(llm: LLM) -> None:
-    async def main() -> None:
-        async with AsyncLLM(llm) as engine:
-            for tenant in ([], {}, 5, None):
-                options: Any = {"tenant": tenant}
-                for call in (engine.generate("a", ONE, **options), engine.chat(HI, ONE, **options)):
-                    with pytest.raises(TypeError, match=r"^tenant: expected a string"):
-                        await anext(call)
+async def test_a_refused_call_of_an_async_llm_names_the_argument(llm: LLM) -> None:
+    async with AsyncLLM(llm) as engine:
+        for tenant in ([], {}, 5, None):
+            options: Any = {"tenant": tenant}
+            for call in (engine.generate("a", ONE, **options), engine.chat(HI, ONE, **options)):
                 with pytest.raises(TypeError, match=r"^tenant: expected a string"):
-                    await engine.beam_search("a", BEAMS, **options)
-            wrong: Any = None
-            with pytest.raises(
-                ValueError, match=r"^grace_seconds: expected a number of seconds of at least 0, got None"
-            ):
-                await engine.shutdown(wrong)
-            # It still takes requests.
-            assert [piece async for piece in engine.generate("a", ONE)][-1].finished
-
-    asyncio.run(main())
+                    await anext(call)
+            with pytest.raises(TypeError, match=r"^tenant: expected a string"):
+                await engine.beam_search("a", BEAMS, **options)
+        wrong: Any = None
+        with pytest.raises(ValueError, match=r"^grace_seconds: expected a number of seconds of at least 0, got None"):
+            await engine.shutdown(wrong)
+        # It still takes requests.
+        assert [piece async for piece in engine.generate("a", ONE)][-1].finished

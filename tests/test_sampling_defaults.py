@@ -326,20 +326,17 @@ def test_an_ingress_answers_as_its_replicas_would(default_tokenizer: Any, tmp_pa
     assert asked_of_an_ingress(default_tokenizer, tmp_path, answers, override_generation_config=SERVED) == alone
 
 
-def test_replicas_that_sample_otherwise_are_of_another_generation(default_tokenizer: Any) -> None:
+async def test_replicas_that_sample_otherwise_are_of_another_generation(default_tokenizer: Any) -> None:
     async def described(**options: Any) -> Any:
         async with AsyncLLM(tiny_llm(default_tokenizer, num_blocks=8, **options)) as engine:
             return await describe(engine, "one", 0.0)
 
-    async def main() -> None:
-        neutral, other = await described(), await described(override_generation_config={"top_k": 5})
-        assert neutral.difference(other) == "sampling_defaults: {}, and {'top_k': 5} there"
-        assert neutral.generation != other.generation
-        assert neutral.difference_in_prompts(other) is None
-        sent = other.as_json()
-        assert replace(ReplicaDescription.from_json(sent), started=other.started) == other
-        sent["identity"]["sampling_defaults"]["top_k"] = "many"
-        with pytest.raises(ValueError, match="top_k: expected a whole number, got 'many'"):
-            ReplicaDescription.from_json(sent)
-
-    asyncio.run(main())
+    neutral, other = await described(), await described(override_generation_config={"top_k": 5})
+    assert neutral.difference(other) == "sampling_defaults: {}, and {'top_k': 5} there"
+    assert neutral.generation != other.generation
+    assert neutral.difference_in_prompts(other) is None
+    sent = other.as_json()
+    assert replace(ReplicaDescription.from_json(sent), started=other.started) == other
+    sent["identity"]["sampling_defaults"]["top_k"] = "many"
+    with pytest.raises(ValueError, match="top_k: expected a whole number, got 'many'"):
+        ReplicaDescription.from_json(sent)

@@ -405,21 +405,17 @@ def test_a_tokenizer_is_found_by_its_folder(default_tokenizer: Any, tmp_path: Pa
         assert llm.get_tokenizer().encode("The sea is") == default_tokenizer.encode("The sea is")
 
 
-def test_no_priority_is_the_default_one_in_every_call(default_tokenizer: Any) -> None:
+async def test_no_priority_is_the_default_one_in_every_call(default_tokenizer: Any) -> None:
     """Streams of an `AsyncLLM` refused it."""
     llm, params = tiny_llm(default_tokenizer), SamplingParams(max_tokens=1)
     messages = [{"role": "user", "content": "Hello"}]
     assert llm.generate(["a", "b"], params, use_tqdm=False, priority=None)[1].finished
     assert llm.chat(messages, params, use_tqdm=False, priority=None)[0].finished
     assert [output.finished for output in llm.stream("a", params, priority=None)] == [True]
-
-    async def main() -> None:
-        async with AsyncLLM(llm) as engine:
-            for call in (engine.generate("a", params, priority=None), engine.chat(messages, params, priority=None)):
-                assert [output.finished async for output in call] == [True]
-            assert (await engine.beam_search("a", BeamSearchParams(2, 1), priority=None)).sequences
-
-    asyncio.run(main())
+    async with AsyncLLM(llm) as engine:
+        for call in (engine.generate("a", params, priority=None), engine.chat(messages, params, priority=None)):
+            assert [output.finished async for output in call] == [True]
+        assert (await engine.beam_search("a", BeamSearchParams(2, 1), priority=None)).sequences
 
 
 def test_the_best_of_as_many_as_there_are_are_all(worded: LLM) -> None:

@@ -222,10 +222,9 @@ def test_a_turn_is_cancelled_while_it_is_tokenized(llm: LLM, monkeypatch: pytest
     run(test, llm)
 
 
-def test_a_turn_that_a_shutdown_aborts_does_not_join(default_tokenizer: Any) -> None:
+async def test_a_turn_that_a_shutdown_aborts_does_not_join(default_tokenizer: Any) -> None:
     """Half an answer would otherwise be returned as if it were all of it."""
-
-    async def main() -> None:
+    async with asyncio.timeout(HANGING):
         async with AsyncLLM(tiny_llm(default_tokenizer)) as engine:
             chat = AsyncChat(engine, SYSTEM)
             steps = await engine.call(HeldSteps)
@@ -236,8 +235,6 @@ def test_a_turn_that_a_shutdown_aborts_does_not_join(default_tokenizer: Any) -> 
         with pytest.raises(RuntimeError, match="the answer was aborted before its end"):
             await turn
         assert [message["role"] for message in chat.history] == ["system"]
-
-    asyncio.run(asyncio.wait_for(main(), HANGING))
 
 
 def test_of_two_turns_at_a_time_one_joins(llm: LLM) -> None:

@@ -127,13 +127,13 @@ def test_an_impossible_request_is_refused_and_the_engine_lives(salt: str, tenant
     run(test, tiny())
 
 
-def test_a_dead_engine_fails_all_requests(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_dead_engine_fails_all_requests(monkeypatch: pytest.MonkeyPatch) -> None:
     offline = tiny()
 
     def broken() -> Any:
         raise ZeroDivisionError("planted")
 
-    async def main() -> None:
+    async with asyncio.timeout(HANGING):
         llm = AsyncLLM(offline)
         stream = llm.generate(prompts(1)[0], ENDLESS)
         await anext(stream)
@@ -150,10 +150,8 @@ def test_a_dead_engine_fails_all_requests(monkeypatch: pytest.MonkeyPatch) -> No
         with pytest.raises(EngineDeadError, match="planted"):
             await tokens_of(llm, prompts(1)[0])
 
-    asyncio.run(asyncio.wait_for(main(), HANGING))
 
-
-def test_a_gpu_that_no_step_can_use_any_more_ends_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_gpu_that_no_step_can_use_any_more_ends_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every step crashed, for ever, and the server was healthy; as the least loaded replica, it got most of the requests."""
     offline = tiny()
     failed = RuntimeError("CUDA error: an illegal memory access was encountered")
@@ -167,31 +165,25 @@ def test_a_gpu_that_no_step_can_use_any_more_ends_the_engine(monkeypatch: pytest
 
     monkeypatch.setattr(offline.engine._runner, "run", run_there)
     monkeypatch.setattr(torch.cuda, "synchronize", synchronize)
-
-    async def main() -> None:
+    async with asyncio.timeout(HANGING):
         llm = AsyncLLM(offline)
         with pytest.raises(EngineDeadError, match="illegal memory access"):
             await tokens_of(llm, prompts(1)[0])
         assert llm.death is not None
         await llm.shutdown()
 
-    asyncio.run(asyncio.wait_for(main(), HANGING))
-
 
 @pytest.mark.usefixtures("loads_are_worth_it")
-def test_a_dead_engine_gives_its_disk_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_dead_engine_gives_its_disk_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Until the process ended, nothing else could write there. What is cached may be why it died, and is not written."""
     offline, (prompt,) = tiny(disk_cache=tmp_path), prompts(1)
-
-    async def main() -> None:
+    async with asyncio.timeout(HANGING):
         llm = AsyncLLM(offline)
         await tokens_of(llm, prompt)
         monkeypatch.setattr(offline.engine, "step", raising_at(1, ZeroDivisionError("planted"), offline.engine.step))
         with pytest.raises(EngineDeadError, match="planted"):
             await tokens_of(llm, prompt)
         await llm.shutdown(HANGING)
-
-    asyncio.run(asyncio.wait_for(main(), HANGING))
     with tiny(disk_cache=tmp_path) as llm:
         assert llm.generate(prompt, GREEDY, use_tqdm=False)[0].num_cached_tokens == 0
 
@@ -277,15 +269,12 @@ def test_an_engine_of_another_process_is_refused_and_does_not_hang() -> None:
     assert all(f"made by process {os.getpid()}" in message for message in messages)
 
 
-def test_an_error_without_words_is_told_by_its_kind(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_error_without_words_is_told_by_its_kind(monkeypatch: pytest.MonkeyPatch) -> None:
     offline = tiny()
     monkeypatch.setattr(offline.engine, "step", raising_at(1, AssertionError(), offline.engine.step))
-
-    async def main() -> None:
+    async with asyncio.timeout(HANGING):
         with pytest.raises(EngineDeadError, match=r"the engine is dead: AssertionError\(\)"):
             await tokens_of(AsyncLLM(offline), prompts(1)[0])
-
-    asyncio.run(asyncio.wait_for(main(), HANGING))
 
 
 @pytest.mark.parametrize(

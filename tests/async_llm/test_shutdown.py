@@ -19,11 +19,10 @@ from radixkv.errors import DrainingError, EngineDeadError
 from radixkv.prompts import Prompt
 
 
-def test_a_shutdown_waits_for_no_thread_of_the_event_loop() -> None:
+async def test_a_shutdown_waits_for_no_thread_of_the_event_loop() -> None:
     """They may all hang in a store that does not answer, as explanations that ask the store do."""
     may_end = threading.Event()
-
-    async def main() -> None:
+    async with asyncio.timeout(HANGING):
         llm = AsyncLLM(tiny())
         await tokens_of(llm, prompts(1)[0])
         hanging = [asyncio.ensure_future(asyncio.to_thread(may_end.wait)) for _ in range(100)]
@@ -31,8 +30,6 @@ def test_a_shutdown_waits_for_no_thread_of_the_event_loop() -> None:
         assert await llm.shutdown()
         may_end.set()
         await asyncio.gather(*hanging)
-
-    asyncio.run(asyncio.wait_for(main(), HANGING))
 
 
 @pytest.mark.usefixtures("loads_are_worth_it")
@@ -47,10 +44,9 @@ def test_leaving_the_block_writes_what_is_cached(tmp_path: Path) -> None:
     assert output.metrics.loaded_tokens == {"disk": (len(prompt["prompt_token_ids"]) - 1) // 4 * 4}
 
 
-def test_an_engine_that_was_never_used_gives_its_disk_back(tmp_path: Path) -> None:
+async def test_an_engine_that_was_never_used_gives_its_disk_back(tmp_path: Path) -> None:
     """It kept the lock of the folder, and its threads, until it was collected."""
-
-    async def main() -> None:
+    async with asyncio.timeout(HANGING):
         llm = AsyncLLM(tiny(disk_cache=tmp_path))
         for _ in range(2):
             assert await llm.shutdown()
@@ -58,14 +54,11 @@ def test_an_engine_that_was_never_used_gives_its_disk_back(tmp_path: Path) -> No
             pass
         tiny(disk_cache=tmp_path).shutdown()
 
-    asyncio.run(asyncio.wait_for(main(), HANGING))
 
-
-def test_one_that_is_dropped_says_so_and_gives_its_engine_and_its_disk_back(tmp_path: Path) -> None:
+async def test_one_that_is_dropped_says_so_and_gives_its_engine_and_its_disk_back(tmp_path: Path) -> None:
     """Its thread kept it alive, and with it the pool and the lock of the folder, for as long as the process lived."""
     offline, (prompt,) = tiny(disk_cache=tmp_path), prompts(1)
-
-    async def main() -> None:
+    async with asyncio.timeout(HANGING):
         owned = [AsyncLLM(offline)]
         expected = await tokens_of(owned[0], prompt)
         thread, dropped = offline.engine.thread, weakref.ref(owned[0])
@@ -83,11 +76,9 @@ def test_one_that_is_dropped_says_so_and_gives_its_engine_and_its_disk_back(tmp_
         async with AsyncLLM(offline) as another:
             assert await tokens_of(another, prompt) == expected
 
-    asyncio.run(asyncio.wait_for(main(), HANGING))
 
-
-def test_shutdown_lets_finish_what_can_in_time_and_aborts_the_rest() -> None:
-    async def main() -> None:
+async def test_shutdown_lets_finish_what_can_in_time_and_aborts_the_rest() -> None:
+    async with asyncio.timeout(HANGING):
         llm = AsyncLLM(tiny())
         short = asyncio.create_task(tokens_of(llm, prompts(1)[0]))
         await until(lambda: llm.num_unfinished)
@@ -108,14 +99,11 @@ def test_shutdown_lets_finish_what_can_in_time_and_aborts_the_rest() -> None:
         with pytest.raises(DrainingError, match="the engine is finishing what it has, or was closed"):
             await tokens_of(llm, prompts(1)[0])
 
-    asyncio.run(asyncio.wait_for(main(), HANGING))
 
-
-def test_what_is_tokenized_when_a_shutdown_begins_is_refused_whatever_its_grace() -> None:
+async def test_what_is_tokenized_when_a_shutdown_begins_is_refused_whatever_its_grace() -> None:
     """If it was the first request of all, it failed as if the engine had died."""
     may_end = threading.Event()
-
-    async def main() -> None:
+    async with asyncio.timeout(HANGING):
         llm = AsyncLLM(tiny())
         others = asyncio.create_task(llm.run_tokenizer(lambda _: may_end.wait(HANGING)))
         tokenized = asyncio.create_task(tokens_of(llm, prompts(1)[0]))
@@ -126,10 +114,8 @@ def test_what_is_tokenized_when_a_shutdown_begins_is_refused_whatever_its_grace(
         with pytest.raises(DrainingError, match="the engine is finishing what it has, or was closed"):
             await tokenized
 
-    asyncio.run(asyncio.wait_for(main(), HANGING))
 
-
-def test_what_is_prepared_when_the_threads_end_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_what_is_prepared_when_the_threads_end_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where words were to be tokenized after its grammar, it failed with the threads' own error."""
     offline = tiny()
     compiling, may_end = threading.Event(), threading.Event()
@@ -140,8 +126,7 @@ def test_what_is_prepared_when_the_threads_end_is_refused(monkeypatch: pytest.Mo
 
     monkeypatch.setattr(offline.engine.grammars, "compile", hold)
     grammar = SamplingParams(structured_outputs=StructuredOutputsParams(regex="a"), bad_words=["b"])
-
-    async def main() -> None:
+    async with asyncio.timeout(HANGING):
         llm = AsyncLLM(offline)
         prepared = asyncio.create_task(llm.submit([Prompt([5])], grammar))
         await asyncio.to_thread(compiling.wait, HANGING)
@@ -149,8 +134,6 @@ def test_what_is_prepared_when_the_threads_end_is_refused(monkeypatch: pytest.Mo
         may_end.set()
         with pytest.raises(DrainingError, match="the engine is finishing what it has, or was closed"):
             await prepared
-
-    asyncio.run(asyncio.wait_for(main(), HANGING))
 
 
 def test_a_second_one_changes_nothing_and_does_not_hang() -> None:
@@ -172,15 +155,11 @@ def test_a_second_one_changes_nothing_and_does_not_hang() -> None:
     run(test, offline)
 
 
-def test_one_that_was_shut_down_before_it_ran_never_runs() -> None:
+async def test_one_that_was_shut_down_before_it_ran_never_runs() -> None:
     """A later call used to start it, and its LLM could no longer be used."""
     offline = tiny()
-
-    async def main() -> None:
-        llm = AsyncLLM(offline)
-        await llm.shutdown()
-        with pytest.raises(EngineDeadError, match="the engine was stopped"):
-            await llm.call(lambda engine: engine.num_steps)
-
-    asyncio.run(main())
+    llm = AsyncLLM(offline)
+    await llm.shutdown()
+    with pytest.raises(EngineDeadError, match="the engine was stopped"):
+        await llm.call(lambda engine: engine.num_steps)
     assert offline.generate(prompts(1), GREEDY, use_tqdm=False)

@@ -39,21 +39,17 @@ async def test_time_in_which_the_loop_stands_still_counts_as_one_tick() -> None:
     assert num_ticks == 10
 
 
-def test_a_replica_is_not_down_because_the_ingress_stood_still(
+async def test_a_replica_is_not_down_because_the_ingress_stood_still(
     default_tokenizer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Each stall of more than ten seconds put all replicas down, and moved all streams."""
-
-    async def main() -> None:
-        async with local_replicas(tmp_path, tiny_llm(default_tokenizer)) as (_, (server,)):
-            replicas = ReplicaSet(SECRET)
-            with monkeypatch.context() as patch:
-                patch.setattr("radixkv.cluster.replica_set._SECONDS_OF_SILENCE", 10.0)
-                await replicas.add("0", server.url)
-                heard = replicas.loads["0"]
-                stalling(asyncio.get_running_loop())(60.0)
-                await until(lambda: replicas.loads.get("0", heard) is not heard)
-            await replicas.close()
-
-    asyncio.run(main())
+    async with local_replicas(tmp_path, tiny_llm(default_tokenizer)) as (_, (server,)):
+        replicas = ReplicaSet(SECRET)
+        with monkeypatch.context() as patch:
+            patch.setattr("radixkv.cluster.replica_set._SECONDS_OF_SILENCE", 10.0)
+            await replicas.add("0", server.url)
+            heard = replicas.loads["0"]
+            stalling(asyncio.get_running_loop())(60.0)
+            await until(lambda: replicas.loads.get("0", heard) is not heard)
+        await replicas.close()
     assert "is down" not in caplog.text

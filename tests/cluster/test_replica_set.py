@@ -324,21 +324,17 @@ async def test_a_replica_that_is_removed_reports_what_it_counted_last(monkeypatc
     await removal
 
 
-def test_a_removed_replica_that_ends_is_no_warning(
+async def test_a_removed_replica_that_ends_is_no_warning(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """It is followed for a moment longer, and was said to be down, by a name that another one may have by then."""
     monkeypatch.setattr("radixkv.cluster.replica_set._LOOKS_TO_REPORT", HANGING)
-
-    async def main() -> None:
-        cluster = Cluster()
-        replicas = await cluster.up("a")
-        removal = asyncio.ensure_future(replicas.remove("a"))
-        await until(lambda: not replicas.names)
-        cluster.hung.add("http://a")
-        await until(lambda: cluster.made[0].is_closed)
-        await replicas.close()
-        await removal
-
-    asyncio.run(main())
+    cluster = Cluster()
+    replicas = await cluster.up("a")
+    removal = asyncio.ensure_future(replicas.remove("a"))
+    await until(lambda: not replicas.names)
+    cluster.hung.add("http://a")
+    await until(lambda: cluster.made[0].is_closed)
+    await replicas.close()
+    await removal
     assert not caplog.records

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from typing import Any
 
@@ -126,18 +125,15 @@ def test_a_prompt_may_leave_room_for_one_token_and_not_for_none() -> None:
         answer(llm, list(range(3, 3 + LENGTH)))
 
 
-def test_a_server_reports_that_length_and_refuses_longer_prompts_by_their_code(default_tokenizer: Any) -> None:
-    async def main() -> None:
-        async with AsyncLLM(tiny_llm(default_tokenizer, num_blocks=4)) as engine, make_client(engine) as client:
-            (model,) = (await client.get("/v1/models")).json()["data"]
-            tokenized = (await client.post("/tokenize", json={"prompt": "Hi."})).json()
-            assert model["max_model_len"] == tokenized["max_model_len"] == 65
-            for prompt in ([5] * 65, [5] * 66, "Hi. " * 40):
-                response: httpx.Response = await client.post("/v1/completions", json={"prompt": prompt})
-                assert response.status_code == 400
-                assert response.json()["error"]["code"] == "context_length_exceeded"
-            body = {"prompt": [5] * 64, "max_tokens": 9, "ignore_eos": True}
-            response = await client.post("/v1/completions", json=body)
-            assert response.json()["usage"]["total_tokens"] == 65
-
-    asyncio.run(main())
+async def test_a_server_reports_that_length_and_refuses_longer_prompts_by_their_code(default_tokenizer: Any) -> None:
+    async with AsyncLLM(tiny_llm(default_tokenizer, num_blocks=4)) as engine, make_client(engine) as client:
+        (model,) = (await client.get("/v1/models")).json()["data"]
+        tokenized = (await client.post("/tokenize", json={"prompt": "Hi."})).json()
+        assert model["max_model_len"] == tokenized["max_model_len"] == 65
+        for prompt in ([5] * 65, [5] * 66, "Hi. " * 40):
+            response: httpx.Response = await client.post("/v1/completions", json={"prompt": prompt})
+            assert response.status_code == 400
+            assert response.json()["error"]["code"] == "context_length_exceeded"
+        body = {"prompt": [5] * 64, "max_tokens": 9, "ignore_eos": True}
+        response = await client.post("/v1/completions", json=body)
+        assert response.json()["usage"]["total_tokens"] == 65

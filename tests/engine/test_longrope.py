@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from functools import cache
 from pathlib import Path
@@ -134,18 +133,15 @@ def test_blocks_on_disk_of_one_choice_are_not_read_by_the_other(tmp_path: Path) 
             assert (output.num_cached_tokens or 0) // 4 == num_cached // 4
 
 
-def test_replicas_that_chose_otherwise_are_of_another_generation() -> None:
+async def test_replicas_that_chose_otherwise_are_of_another_generation() -> None:
     async def described(num_blocks: int) -> ReplicaDescription:
         options = {**OPTIONS, "num_blocks": num_blocks}
         async with AsyncLLM(LLM(build_longrope("phi3"), **options)) as engine:
             return await describe(engine, "one", 0.0)
 
-    async def main() -> None:
-        small, larger, large = [await described(num_blocks) for num_blocks in (8, 9, 120)]
-        assert small.difference(large) == "rope_factors: 'short', and 'long' there"
-        assert larger.generation == large.generation
-
-    asyncio.run(main())
+    small, larger, large = [await described(num_blocks) for num_blocks in (8, 9, 120)]
+    assert small.difference(large) == "rope_factors: 'short', and 'long' there"
+    assert larger.generation == large.generation
 
 
 def test_types_of_layers_may_differ_in_their_original_length() -> None:

@@ -52,39 +52,36 @@ def small_server(tiny_model_folder: Path, may_go_on: Path) -> Iterator[ServerPro
         yield server
 
 
-def test_full_queue_and_drain(small_server: ServerProcess, may_go_on: Path) -> None:
-    async def main() -> None:
-        async with httpx.AsyncClient(base_url=small_server.url, timeout=600) as client:
-            assert (await client.get("/v1/models/mine/own")).json()["id"] == "mine/own"
-            async with (
-                client.stream("POST", "/v1/completions", json=SHORT) as running,
-                client.stream("POST", "/v1/completions", json=SHORT) as waiting,
-            ):
-                assert running.status_code == waiting.status_code == 200
-                lines = running.aiter_lines()
-                await anext(lines)
-                refused = await client.post("/v1/completions", json={"prompt": "Once"})
-                assert refused.status_code == 429
-                assert refused.json()["error"]["code"] == "rate_limit_exceeded"
-                assert 1 <= int(refused.headers["retry-after"]) <= 60
-                too_many = await client.post("/v1/completions", json={"prompt": ["x"] * 3})
-                assert too_many.status_code == 400
+async def test_full_queue_and_drain(small_server: ServerProcess, may_go_on: Path) -> None:
+    async with httpx.AsyncClient(base_url=small_server.url, timeout=600) as client:
+        assert (await client.get("/v1/models/mine/own")).json()["id"] == "mine/own"
+        async with (
+            client.stream("POST", "/v1/completions", json=SHORT) as running,
+            client.stream("POST", "/v1/completions", json=SHORT) as waiting,
+        ):
+            assert running.status_code == waiting.status_code == 200
+            lines = running.aiter_lines()
+            await anext(lines)
+            refused = await client.post("/v1/completions", json={"prompt": "Once"})
+            assert refused.status_code == 429
+            assert refused.json()["error"]["code"] == "rate_limit_exceeded"
+            assert 1 <= int(refused.headers["retry-after"]) <= 60
+            too_many = await client.post("/v1/completions", json={"prompt": ["x"] * 3})
+            assert too_many.status_code == 400
 
-                small_server.process.send_signal(signal.SIGTERM)
-                while (await client.get("/ready")).status_code == 200:
-                    await asyncio.sleep(0)
-                draining = await client.post("/v1/completions", json={"prompt": "Once"})
-                assert draining.status_code == 503
-                assert draining.json()["error"]["type"] == "server_error"
-                assert "radixkv:draining 1.0" in (await client.get("/metrics")).text
-                may_go_on.touch()
-                # Both, the one that waits too, come to their own end.
-                assert [line async for line in lines if line][-1] == "data: [DONE]"
-                others = [line async for line in waiting.aiter_lines() if line]
-                assert others[-1] == "data: [DONE]"
-                assert '"finish_reason":"length"' in others[-2]
-
-    asyncio.run(main())
+            small_server.process.send_signal(signal.SIGTERM)
+            while (await client.get("/ready")).status_code == 200:
+                await asyncio.sleep(0)
+            draining = await client.post("/v1/completions", json={"prompt": "Once"})
+            assert draining.status_code == 503
+            assert draining.json()["error"]["type"] == "server_error"
+            assert "radixkv:draining 1.0" in (await client.get("/metrics")).text
+            may_go_on.touch()
+            # Both, the one that waits too, come to their own end.
+            assert [line async for line in lines if line][-1] == "data: [DONE]"
+            others = [line async for line in waiting.aiter_lines() if line]
+            assert others[-1] == "data: [DONE]"
+            assert '"finish_reason":"length"' in others[-2]
     assert small_server.process.wait(600) == 0
 
 
