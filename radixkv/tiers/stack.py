@@ -70,8 +70,8 @@ class TierStack:
                 self._stats[index] = _checked_stats(tier.stats)
         return tuple(self._stats)
 
-    def generation(self, namespace: bytes) -> int:
-        """Changes whenever the namespace is cleared."""
+    def num_clears(self, namespace: bytes) -> int:
+        """How often the namespace was cleared, alone or with all others."""
         return self._num_clears[namespace] + self._num_clears[None]
 
     def find(self, keys: Sequence[BlockKey], start: int = 0) -> list[Span]:
@@ -116,12 +116,12 @@ class TierStack:
             How many blocks were read.
         """
         wanted = keys[span.start : span.stop]
-        generation = self.generation(wanted[0].namespace)
+        num_clears = self.num_clears(wanted[0].namespace)
         found = 0
         with self._guarded(span.tier, "get_many"):
             found = _checked_count("get_many", self._tiers[span.tier].get_many(wanted, out), len(wanted))
         if found:
-            self._put(range(span.tier), wanted[:found], out[:found], generation, lent=False)
+            self._put(range(span.tier), wanted[:found], out[:found], num_clears, lent=False)
         return found
 
     def mark_used(self, prefix: Sequence[BlockKey]) -> None:
@@ -131,15 +131,15 @@ class TierStack:
                 with self._guarded(index, "mark_used", "may evict what was used last"):
                     tier.mark_used(_for_tier(tier, prefix))
 
-    def write(self, keys: Sequence[BlockKey], blocks: BlockBytes, generation: int) -> None:
-        """Put blocks into all tiers, unless their namespace was cleared since it had this generation.
+    def write(self, keys: Sequence[BlockKey], blocks: BlockBytes, num_clears: int) -> None:
+        """Put blocks into all tiers, unless their namespace was cleared since `num_clears` returned this number.
 
         The blocks must not change until `flush` has returned True: tiers may write them straight from this memory.
         """
         for index, is_behind in enumerate(self._behind):
             if is_behind:
                 self._flush(index, 0.0)
-        self._put(range(len(self._tiers)), keys, blocks, generation, lent=True)
+        self._put(range(len(self._tiers)), keys, blocks, num_clears, lent=True)
 
     def flush(self, timeout: float) -> bool:
         """Wait until all tiers have what was put; False if ``timeout`` seconds were not enough for one of them.
@@ -188,12 +188,12 @@ class TierStack:
         return False
 
     def _put(
-        self, indices: range, keys: Sequence[BlockKey], blocks: BlockBytes, generation: int, *, lent: bool
+        self, indices: range, keys: Sequence[BlockKey], blocks: BlockBytes, num_clears: int, *, lent: bool
     ) -> None:
         if not indices:
             return
         with self._put_lock:
-            if self.generation(keys[0].namespace) != generation:
+            if self.num_clears(keys[0].namespace) != num_clears:
                 return
             blocks = blocks.view()
             blocks.flags.writeable = False

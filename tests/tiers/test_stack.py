@@ -39,7 +39,7 @@ class AnsweringTier(DictTier):
 
 @pytest.mark.parametrize("answer", [-1, 4, 1.5, 2.0, "2", None, True, np.float32(1)])
 @pytest.mark.parametrize("method", ["contains_prefix", "get_many"])
-def test_an_answer_that_counts_no_blocks_counts_none_and_is_said_once(
+def test_an_impossible_count_of_a_tier_counts_as_none_and_is_logged_once(
     method: str, answer: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A tier's -1, an error as in C, used to put undefined bytes into the pool; 1.5 raised an error through the step."""
@@ -114,14 +114,14 @@ class UnreadableTier(DictTier):
         (UnreadableTier(), "the dict tier failed in get_many, and is treated as empty: OSError('cannot be read')"),
     ],
 )
-def test_a_tier_of_which_one_method_fails_is_said_once_to_fail(
+def test_a_tier_of_which_one_method_fails_is_logged_once(
     tier: DictTier, expected: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The methods that worked in between made every failure a new one: of a full store, each write was in the log."""
     stack = TierStack([tier])
     blocks = np.ones((3, 8), np.uint8)
     for _ in range(3):
-        stack.write(KEYS, blocks, stack.generation(KEYS[0].namespace))
+        stack.write(KEYS, blocks, stack.num_clears(KEYS[0].namespace))
         stack.find(KEYS)
         assert stack.read(Span(0, 0, 3), KEYS, blocks.copy()) == 0
     (record,) = caplog.records
@@ -141,7 +141,7 @@ class UnendingTier(DictTier):
         raise OSError("gone")
 
 
-def test_the_log_says_what_follows_from_each_method_that_fails(caplog: pytest.LogCaptureFixture) -> None:
+def test_the_log_has_the_effect_of_each_method_that_fails(caplog: pytest.LogCaptureFixture) -> None:
     """A tier that could not be closed was said to be treated as empty."""
     stack = TierStack([UnendingTier()])
     stack.mark_used(KEYS)
@@ -166,7 +166,7 @@ def test_what_is_put_does_not_hide_that_nothing_can_be_lent(caplog: pytest.LogCa
     stack = TierStack([LendingFullTier(), DictTier()])
     blocks = np.ones((3, 8), np.uint8)
     for _ in range(3):
-        stack.write(KEYS, blocks, stack.generation(KEYS[0].namespace))
+        stack.write(KEYS, blocks, stack.num_clears(KEYS[0].namespace))
         assert stack.read(Span(1, 0, 3), KEYS, blocks.copy()) == 3
     (record,) = caplog.records
     assert record.getMessage() == (
@@ -178,7 +178,7 @@ def test_a_put_of_nothing_that_a_tier_keeps_is_none_that_works(caplog: pytest.Lo
     stack = TierStack([FullTier()])
     part = partly_filled(KEYS[-1], 3)
     for keys in (KEYS, [part], KEYS):
-        stack.write(keys, np.ones((len(keys), 8), np.uint8), stack.generation(part.namespace))
+        stack.write(keys, np.ones((len(keys), 8), np.uint8), stack.num_clears(part.namespace))
     assert len(caplog.records) == 1
 
 
@@ -198,7 +198,7 @@ class MiscountingTier(DictTier):
 
 
 @pytest.mark.parametrize("counters", [ConnectionError("the store is gone"), None, {"hit_blocks": 4}])
-def test_counters_that_cannot_be_read_stay_what_they_were_and_that_is_said_once(
+def test_counters_that_cannot_be_read_stay_what_they_were_and_that_is_logged_once(
     counters: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     tier = MiscountingTier()
@@ -226,12 +226,12 @@ def test_reading_from_the_nearest_tier_does_not_wait_for_what_is_put() -> None:
             read_meanwhile.append(not reader.is_alive())
 
     stack = TierStack([ReadWhilePutting()])
-    stack.write(KEYS, np.full((3, 8), 7, np.uint8), stack.generation(KEYS[0].namespace))
+    stack.write(KEYS, np.full((3, 8), 7, np.uint8), stack.num_clears(KEYS[0].namespace))
     assert read_meanwhile == [True]
     assert (out == 7).all()
 
 
-def test_a_tier_is_not_asked_for_what_nearer_ones_have() -> None:
+def test_a_tier_is_not_searched_for_what_nearer_ones_have() -> None:
     nearer, farther = DictTier(), DictTier()
     nearer.put_many(KEYS, np.zeros((3, 8), np.uint8))
     with mock.patch.object(farther, "contains_prefix") as asked:
@@ -243,7 +243,7 @@ def test_a_tier_of_whole_blocks_is_not_given_a_partly_filled_one_even_alone() ->
     tier = DictTier()
     with mock.patch.object(tier, "put_many") as put_many:
         stack, last = TierStack([tier]), partly_filled(KEYS[-1], 2)
-        stack.write([last], np.zeros((1, 8), np.uint8), stack.generation(last.namespace))
+        stack.write([last], np.zeros((1, 8), np.uint8), stack.num_clears(last.namespace))
     put_many.assert_not_called()
 
 
@@ -276,7 +276,7 @@ def test_of_a_partly_filled_block_the_longest_is_found_and_of_equals_the_nearest
         assert (nearer.asked, farther.asked) == ([3], asked)
 
 
-def test_no_more_blocks_are_found_than_were_asked_for() -> None:
+def test_no_more_blocks_are_found_than_keys_were_given() -> None:
     assert TierStack([AnsweringTier(3)]).find(KEYS, 1) == []
 
 
@@ -284,10 +284,10 @@ def test_no_more_blocks_are_found_than_were_asked_for() -> None:
 def test_what_was_queued_before_it_was_cleared_is_not_put_afterwards(is_all: tuple[bool, ...]) -> None:
     tier, namespace = DictTier(), KEYS[0].namespace
     stack = TierStack([tier])
-    before = stack.generation(namespace)
+    before = stack.num_clears(namespace)
     for each in is_all:
         stack.clear(None if each else namespace)
     stack.write(KEYS, np.zeros((3, 8), np.uint8), before)
     assert not tier.blocks
-    stack.write(KEYS, np.zeros((3, 8), np.uint8), stack.generation(namespace))
+    stack.write(KEYS, np.zeros((3, 8), np.uint8), stack.num_clears(namespace))
     assert len(tier.blocks) == 3

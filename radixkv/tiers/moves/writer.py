@@ -47,14 +47,14 @@ class QueuedBlocks:
 
     Attributes:
         parts: the blocks, by prefix.
-        generations: of the parts' namespaces when they were queued.
+        num_clears: for each part, how often its namespace had been cleared when it was queued; see `TierStack.write`.
         fetch: returns the blocks' bytes.
         release: called when nothing uses these bytes any more.
         done: has its result when the blocks are written or lost.
     """
 
     parts: Sequence[PrefixBlocks]
-    generations: Sequence[int]
+    num_clears: Sequence[int]
     fetch: Callable[[], BlockBytes]
     release: Callable[[], None]
     done: Future[None] = field(default_factory=Future)
@@ -130,8 +130,8 @@ class BlockWriter:
             fetch: called by the thread that writes, for the rows.
             release: called by it when nothing uses the rows any more; never, if a tier hangs that has borrowed them.
         """
-        generations = [self._stack.generation(self._keys.group(part.namespace)) for part in parts]
-        queued = QueuedBlocks(parts, generations, fetch, release)
+        num_clears = [self._stack.num_clears(self._keys.group(part.namespace)) for part in parts]
+        queued = QueuedBlocks(parts, num_clears, fetch, release)
         with self._changed:
             self._queue[queued] = None
         self._worker.submit(partial(self._write, queued))
@@ -164,9 +164,9 @@ class BlockWriter:
             rows = queued.fetch()
             start = 0
             written = []
-            for part, generation in zip(queued.parts, queued.generations, strict=True):
+            for part, num_clears in zip(queued.parts, queued.num_clears, strict=True):
                 keys = self._keys_of(part)
-                self._stack.write(keys, rows[start : start + len(keys)], generation)
+                self._stack.write(keys, rows[start : start + len(keys)], num_clears)
                 start += len(keys)
                 written.append(keys)
             # Tiers drop what exceeds their own queues. Waiting for them keeps the excess in this queue, which counts drops.
