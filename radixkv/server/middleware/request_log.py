@@ -87,20 +87,20 @@ def logged_path(scope: Scope) -> str:
 
 def _generated(state: dict[str, Any]) -> dict[str, Any]:
     """What is logged of a request that was answered by the model: `radixkv.server.output.respond.respond` puts it there."""
-    generation = state.get("generation")
-    if generation is None:
+    answers = state.get("answers")
+    if answers is None:
         return {}
-    usage, times = generation.usage, generation.times
+    usage, times = answers.usage, answers.times
     waited = None if times is None else _seconds_between(times.arrival_time, times.scheduled_time)
     first_token = None if times is None else _seconds_between(times.arrival_time, times.first_token_time)
     return {
-        "id": generation.request_id,
+        "id": answers.request_id,
         "prompt_tokens": usage.prompt_tokens,
         "cached_tokens": usage.prompt_tokens_details.cached_tokens,
         "completion_tokens": usage.completion_tokens,
         "queue_seconds": waited,
         "first_token_seconds": first_token,
-        "complete": generation.complete,
+        "complete": answers.complete,
     }
 
 

@@ -65,10 +65,10 @@ class Tracing:
                 state = scope.get("state", {})
                 if "request_id" in state:
                     span.set_attribute("radixkv.request_id", state["request_id"])
-                if "generation" in state:
-                    self._record_generation(span, state["generation"])
+                if "answers" in state:
+                    self._record_answers(span, state["answers"])
 
-    def _record_generation(self, span: Span, answers: Answers) -> None:
+    def _record_answers(self, span: Span, answers: Answers) -> None:
         usage = answers.usage
         span.set_attributes(
             {

@@ -76,7 +76,7 @@ async def respond(
     Raises:
         Exception: with ``stream=False``, the error that ended the generation early.
     """
-    request.state.generation = answers
+    request.state.answers = answers
     if stream:
         return EventStream(as_events(writer.chunks(answers)), answers.close, keep_alive)
     try:
