@@ -130,7 +130,7 @@ TestUnfinished = Unfinished.TestCase
 TestUnfinished.settings = settings(max_examples=200, stateful_step_count=30, deadline=None)
 
 
-def test_a_sole_reader_hears_of_an_ingress_that_reads_no_longer() -> None:
+def test_requests_of_an_ingress_that_reads_no_longer_are_announced_to_a_sole_reader() -> None:
     """With one reader nothing was announced: what another ingress still ran there did not count as work of the replica."""
     requests, reader = AnnouncedRequests(), Reader(1)
     assert not list(requests.join(reader.feed, 1))
@@ -143,7 +143,7 @@ def test_a_sole_reader_hears_of_an_ingress_that_reads_no_longer() -> None:
         assert reader.num_records == num_records
 
 
-def test_what_is_taken_is_hashed_when_it_is_told_for_the_first_time(monkeypatch: Any) -> None:
+def test_a_request_is_hashed_when_it_is_first_announced(monkeypatch: Any) -> None:
     hashed: list[int] = []
 
     def prompt_hashes(token_ids: list[int], namespace: str, block_size: int) -> list[int]:
@@ -164,7 +164,7 @@ def test_what_is_taken_is_hashed_when_it_is_told_for_the_first_time(monkeypatch:
 
 
 @pytest.mark.parametrize("prompt", [Prompt([-1]), Prompt([]), Prompt(["a"]), Prompt([1], namespace=1)])  # type: ignore[list-item, arg-type]
-def test_what_the_engine_is_about_to_refuse_is_announced_to_nobody(prompt: Prompt) -> None:
+def test_a_request_that_the_engine_will_refuse_is_not_announced(prompt: Prompt) -> None:
     requests, readers = AnnouncedRequests(), [Reader() for _ in range(2)]
     requests.join(readers[0].feed, 1)
     request = requests.add(prompt, GREEDY, 1)

@@ -23,7 +23,7 @@ from radixkv.cluster.load import ReplicaLoad
 from radixkv.cluster.records import Kind, RecordReader, decode_hashes, decode_load
 
 
-def test_a_reader_hears_of_an_engine_in_a_long_step(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_loads_are_sent_during_a_long_step(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("radixkv.cluster.announcements._SECONDS_BETWEEN_LOADS", 0.0)
     offline = tiny()
     steps = HeldSteps(offline.engine)
@@ -71,7 +71,7 @@ def test_a_replica_that_caches_blocks_with_each_step_reports_its_load_no_more_of
     run(test)
 
 
-def test_a_drained_engine_s_last_counts_are_told_although_it_ends_while_a_load_is_sent() -> None:
+def test_a_drained_engine_s_last_counts_are_sent_although_it_ends_while_a_load_is_sent() -> None:
     """It was taken to have nothing more to tell: the ingresses' totals lacked its last steps for ever."""
     offline = tiny()
     steps = HeldSteps(offline.engine)

@@ -180,7 +180,7 @@ async def test_a_malformed_chunk_in_the_middle_is_an_error_at_once(tmp_path: Pat
             await asyncio.wait_for(anext(pieces), HANGING)
 
 
-async def test_silence_and_nobody_there_are_errors(tmp_path: Path) -> None:
+async def test_silence_and_refused_connections_are_errors(tmp_path: Path) -> None:
     async def answer(writer: asyncio.StreamWriter, number: int) -> None:
         writer.write(_HEAD + chunk(b"begun"))
 

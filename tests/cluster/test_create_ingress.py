@@ -77,7 +77,7 @@ def test_requests_are_logged_and_traced() -> None:
     assert requests == ["POST /v1/completions"] * 2
 
 
-def test_it_is_drained_when_it_is_told_to_be_unless_that_means_something_else() -> None:
+def test_draining_an_ingress_refuses_new_requests_unless_drain_is_given() -> None:
     drained = list[str]()
     sent = Sent()
     assert asyncio.run(sent.post("/admin/drain", "admin")) == [200, 503]

@@ -82,7 +82,7 @@ async def test_whatever_comes_from_a_replica_breaks_its_silence(monkeypatch: pyt
     assert heard == [10.0] * 3
 
 
-async def test_the_router_learns_how_fast_a_replica_is() -> None:
+async def test_a_replica_s_speed_reaches_the_router() -> None:
     cluster = Cluster()
     cluster.events["http://a"] = [encode_record(Kind.HELD), load_record(prefill_seconds_per_token=0.25)]
     replicas = await cluster.up("a")
@@ -90,7 +90,7 @@ async def test_the_router_learns_how_fast_a_replica_is() -> None:
     await replicas.close()
 
 
-async def test_what_keeps_a_replica_down_is_said_once_each_time_that_it_is_down(
+async def test_what_keeps_a_replica_down_is_logged_once_each_time_that_it_is_down(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     cluster, may_end = Cluster(), asyncio.Event()
@@ -123,7 +123,7 @@ async def test_a_replica_that_cannot_be_followed_is_an_error_once(caplog: pytest
 
 
 @pytest.mark.parametrize("closes", [True, False], ids=["a closed set", "a replica that is down"])
-async def test_what_is_left_is_told_nothing_more(closes: bool) -> None:
+async def test_setting_shares_ends_when_a_replica_is_lost_or_the_set_is_closed(closes: bool) -> None:
     cluster, asked = Cluster(), asyncio.Event()
 
     async def confirm(request: httpx.Request) -> httpx.Response:

@@ -67,7 +67,7 @@ async def read_until_it_breaks(client: httpx.AsyncClient, number: int, begun: as
 
 
 @pytest.mark.slow
-async def test_another_ingress_answers_the_same_and_knows_what_replicas_hold(
+async def test_another_ingress_answers_the_same_and_has_what_replicas_hold(
     default_tokenizer: Any, tiny_model_folder: Path, tmp_path: Path
 ) -> None:
     llms = [tiny_llm(default_tokenizer) for _ in range(2)]

@@ -98,7 +98,7 @@ def test_files_are_read_again_while_an_ingress_waits_for_its_first_replica(
     assert tenants.by_api_key("bob")
 
 
-def test_a_replica_says_what_it_loads_before_it_does(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_replica_logs_which_model_it_loads_before_it_does(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "radixkv")
     with pytest.raises(ModelLoadError):
         cluster_run.run_replica("/no/such/model", {}, f"unix:{tmp_path}/replica", SECRET, ServerConfig())

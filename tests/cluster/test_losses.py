@@ -87,7 +87,7 @@ def test_a_replica_that_breaks_off_and_lives_is_no_death() -> None:
 
 
 @pytest.mark.parametrize("n", [1, 2], ids=["one sample", "one of two samples"])
-def test_a_stream_that_goes_on_between_deaths_is_not_to_blame(n: int) -> None:
+def test_a_stream_that_goes_on_between_deaths_is_not_their_cause(n: int) -> None:
     def one_token(num_given: int) -> tuple[list[bytes], bool]:
         end = "length" if num_given == 5 else None
         piece = json.loads(line(10 + num_given, end))
@@ -170,13 +170,13 @@ def test_what_pins_leave_no_room_for_goes_on_where_there_is_room() -> None:
     assert asyncio.run(tokens(streams_of(starved, roomy))) == [5, 7]
 
 
-def test_without_any_replica_it_says_so() -> None:
+def test_without_any_replica_the_error_names_that() -> None:
     with pytest.raises(ReplicasLostError, match="request 'one': there is no replica"):
         asyncio.run(tokens(streams_of()))
 
 
 @pytest.mark.parametrize("error", [httpx.ConnectError, httpx.ReadError])
-def test_a_replica_that_cannot_be_reached_or_broke_off_is_not_asked_again_at_once(error: type[httpx.HTTPError]) -> None:
+def test_a_replica_that_cannot_be_reached_or_broke_off_is_not_tried_again_at_once(error: type[httpx.HTTPError]) -> None:
     """It has ended, which is known a moment later, as is the replica that comes in its place."""
     attempts = 0
 
@@ -222,7 +222,7 @@ def test_a_replica_that_never_had_a_request_has_not_lost_it() -> None:
     assert sum(replica.num_attempts for replica in replicas) == 2 * len(replicas) + 1
 
 
-def test_a_replica_that_refuses_connections_is_not_asked_for_ever() -> None:
+def test_a_replica_that_refuses_connections_is_not_tried_for_ever() -> None:
     replica = Refusing(10**6)
     with pytest.raises(ReplicasLostError, match="request 'one': there is no replica that takes it"):
         asyncio.run(tokens(streams_of(replica, wait_seconds=0.0)))
@@ -269,7 +269,7 @@ async def test_a_replica_that_falls_silent_before_it_takes_a_request_has_not_die
     await replicas.close()
 
 
-async def test_a_replica_that_broke_off_has_died_even_if_it_is_marked_down_while_it_is_asked() -> None:
+async def test_a_replica_that_broke_off_has_died_even_if_it_is_marked_down_during_the_health_check() -> None:
     asked, gone = list[str](), asyncio.Event()
 
     async def handler(request: httpx.Request) -> httpx.Response:
@@ -293,7 +293,7 @@ async def test_a_replica_that_broke_off_has_died_even_if_it_is_marked_down_while
     assert asked == ["/generate", "/health"] * 2
 
 
-def test_full_replicas_are_asked_ever_less_often_until_one_accepts() -> None:
+def test_pauses_between_attempts_on_full_replicas_grow_until_one_accepts() -> None:
     """Each attempt sends the whole request: a lost replica's hundred long ones used to hold up all other streams."""
     losses = Losses("one")
     losses.note_acceptance()

@@ -235,9 +235,7 @@ async def test_removing_a_replica_ends_the_wait_for_it() -> None:
         "of no kind",
     ],
 )
-async def test_events_that_nobody_understands_put_a_replica_down(
-    record: bytes, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_malformed_events_put_a_replica_down(record: bytes, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.ERROR):
         cluster = Cluster()
         cluster.events["http://a"] = [encode_record(Kind.HELD), encode_load(LOAD), record]
@@ -291,7 +289,7 @@ async def test_a_busy_replica_is_not_silent() -> None:
     await replicas.close()
 
 
-async def test_a_replica_that_was_refused_is_tried_until_it_is_taken_and_complained_of_once(
+async def test_a_replica_that_was_refused_is_tried_until_it_is_up_and_logged_once(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr("radixkv.cluster.membership._SECONDS_BETWEEN_ATTEMPTS", 0.0)

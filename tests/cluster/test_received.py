@@ -11,7 +11,7 @@ from radixkv.cluster.received import Received
 from radixkv.outputs import DraftCounts, Logprob, RequestMetrics
 
 
-def test_a_replica_drained_before_the_first_token_tells_nothing_of_the_prompt() -> None:
+def test_a_replica_drained_before_the_first_token_reports_nothing_of_the_prompt() -> None:
     known = RequestOutput("one", None, [5, 6], None, [], False, 0, RequestMetrics(0.0))
     received = Received(1, (), 8, known.metrics)
     drained = replace(known, outputs=[CompletionOutput(0, "", [], 0.0, finish_reason="abort")], finished=True)
@@ -51,7 +51,7 @@ def test_a_sample_that_has_ended_does_not_go_on() -> None:
     assert received.add(replace(known, outputs=[replace(ended, token_ids=[])])).outputs == []
 
 
-def test_the_end_of_a_sample_that_came_with_the_request_is_told_once() -> None:
+def test_the_end_of_a_sample_that_came_with_the_request_is_returned_once() -> None:
     metrics = RequestMetrics(0.0)
     ended = CompletionOutput(0, "a", [7], 0.0, finish_reason="stop")
     received = Received(2, (ended, CompletionOutput(1, "b", [8], 0.0)), 8, metrics)
@@ -75,7 +75,7 @@ def test_what_replicas_count_for_one_request_is_added_up() -> None:
     assert (metrics.loaded_tokens, metrics.load_seconds) == ({"disk": 16}, 0.5)
 
 
-def test_what_is_known_is_enough_to_go_on_and_belongs_to_nobody_else() -> None:
+def test_resumed_samples_are_copies_with_all_that_continuing_needs() -> None:
     metrics = RequestMetrics(0.0)
     given = CompletionOutput(1, "b", [8], -1.0)
     received = Received(2, (given,), None, metrics)
@@ -113,7 +113,7 @@ def test_an_answer_of_which_a_sample_was_cut_short_has_not_ended() -> None:
     assert [part.finish_reason for part in delta.outputs] == ["stop", None]
 
 
-def test_an_answer_whose_samples_had_all_ended_goes_on_until_each_end_is_told() -> None:
+def test_an_answer_whose_samples_had_all_ended_goes_on_until_each_end_is_returned() -> None:
     metrics = RequestMetrics(0.0)
     ends = [CompletionOutput(index, "a", [7], 0.0, finish_reason="stop") for index in range(2)]
     received = Received(2, ends, 8, metrics)
@@ -123,7 +123,7 @@ def test_an_answer_whose_samples_had_all_ended_goes_on_until_each_end_is_told() 
         assert (delta.finished, len(delta.outputs)) == (finished, 1)
 
 
-def test_an_answer_that_ends_without_a_token_tells_what_was_cached_of_its_prompt() -> None:
+def test_an_answer_that_ends_without_a_token_has_its_prompt_s_cached_tokens() -> None:
     received = Received(1, (), 8, RequestMetrics(0.0))
     counted = RequestMetrics(0.0, loaded_tokens={"disk": 16}, load_seconds=0.5)
     outputs = [CompletionOutput(0, "", [], 0.0, finish_reason="stop")]
@@ -143,7 +143,7 @@ def test_more_tokens_than_may_be_are_refused_whole() -> None:
     assert [output.token_ids for output in received.outputs] == [[7, 8], [4, 5]]
 
 
-def test_the_first_token_of_any_sample_tells_what_was_cached_of_the_prompt() -> None:
+def test_the_first_token_of_any_sample_brings_the_prompt_s_cached_tokens() -> None:
     received = Received(2, (), 8, RequestMetrics(0.0))
     parts = [CompletionOutput(0, "", [], 0.0), CompletionOutput(1, "b", [8], 0.0)]
     first = RequestOutput("one", None, [5, 6], None, parts, False, 1, RequestMetrics(0.0))

@@ -196,7 +196,7 @@ def test_a_stream_that_a_drained_replica_ends_is_not_lost(monkeypatch: pytest.Mo
     assert asyncio.run(tokens(streams)) == [1, 2]
 
 
-async def test_who_is_cancelled_ends_its_own_trial_and_nobody_else_s() -> None:
+async def test_a_cancelled_request_ends_its_own_trial_alone() -> None:
     gate, num_begun = asyncio.Event(), 0
 
     async def dying(request: httpx.Request) -> httpx.Response:

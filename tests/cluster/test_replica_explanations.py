@@ -145,7 +145,7 @@ def test_a_prompt_that_is_cleared_while_it_is_pinned_is_a_conflict(default_token
 
 
 @pytest.mark.parametrize("method", ["GET", "DELETE"])
-def test_pins_are_not_told_while_a_replica_does_not_answer(
+def test_pins_are_not_listed_while_a_replica_does_not_answer(
     method: str, default_tokenizer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def check(client: httpx.AsyncClient, replicas: ReplicaSet, servers: list[LocalReplica]) -> None:
@@ -160,7 +160,7 @@ def test_pins_are_not_told_while_a_replica_does_not_answer(
     over_two(check, default_tokenizer, tmp_path)
 
 
-def test_a_pin_on_a_replica_that_is_down_is_not_said_to_be_gone(default_tokenizer: Any, tmp_path: Path) -> None:
+def test_pins_on_a_replica_that_is_down_are_neither_listed_nor_released(default_tokenizer: Any, tmp_path: Path) -> None:
     async def check(client: httpx.AsyncClient, replicas: ReplicaSet, servers: list[LocalReplica]) -> None:
         pinned = (await client.post("/admin/pins", json={"prompt": PROMPT})).json()
         where = int(pinned["replica"])

@@ -59,7 +59,7 @@ def test_an_impossible_secret_is_refused_at_once_and_not_shown(secret: Any, expe
             make(secret)
 
 
-async def test_the_router_knows_what_each_replica_holds(default_tokenizer: Any, tmp_path: Path) -> None:
+async def test_the_router_has_what_each_replica_holds(default_tokenizer: Any, tmp_path: Path) -> None:
     warm = tiny_llm(default_tokenizer)
     warm.generate({"prompt_token_ids": PROMPT}, SamplingParams(max_tokens=1), use_tqdm=False)
     async with local_replicas(tmp_path, warm, tiny_llm(default_tokenizer)) as (replicas, _):
@@ -115,7 +115,7 @@ async def test_streams_outlive_their_replica_and_it_may_return(default_tokenizer
             await until(lambda victim=victim: victim in replicas.available)
 
 
-async def test_a_stream_does_not_go_on_with_whoever_listens_at_the_address_of_its_replica_by_now(
+async def test_a_stream_does_not_go_on_with_another_process_at_the_address_of_its_replica(
     default_tokenizer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Until the ingress knew of it, its answers went on with the other weights of a process that had taken over."""

@@ -125,7 +125,7 @@ async def test_a_prompt_goes_where_another_ingress_has_sent_its_prefix(default_t
             assert router.holder(prompt_hashes(LONG, "", 16)) == "1"  # as its events say
 
 
-async def test_one_that_comes_later_learns_what_waits(default_tokenizer: Any, tmp_path: Path) -> None:
+async def test_a_later_ingress_gets_the_requests_that_wait(default_tokenizer: Any, tmp_path: Path) -> None:
     async with local_replicas(tmp_path, tiny_llm(default_tokenizer, max_num_seqs=1)) as (one, servers):
         (server,) = servers
         steps = await server.llm.call(HeldSteps)
@@ -207,7 +207,7 @@ async def test_a_request_that_is_refused_is_expected_no_longer(
         assert others_on(two, "0") == 0
 
 
-async def test_a_reader_that_begins_anew_forgets_what_it_was_told_before() -> None:
+async def test_a_reader_that_begins_anew_discards_what_it_had_read() -> None:
     cluster = Cluster()
     held, load = encode_record(Kind.HELD), encode_load(LOAD)
     first, second = (encode_arrived(ArrivedRequest(number, 40, [number, 10 * number])) for number in (1, 2))

@@ -23,7 +23,7 @@ from radixkv.outputs import CompletionOutput
 from radixkv.prompts import Prompt
 
 
-async def test_a_smaller_pool_is_of_the_same_generation_and_shortens_what_is_asked_for() -> None:
+async def test_a_smaller_pool_is_of_the_same_generation_and_shortens_answers() -> None:
     cluster = PretendedCluster()
     cluster.capacities["http://small"] = {"max_model_len": 60}
     replicas = await cluster.up("large")
@@ -104,7 +104,7 @@ async def test_a_drained_replica_finishes_what_fits_into_no_other_one(
             await replicas.remove("small")
 
 
-async def test_what_no_replica_has_taken_is_as_long_as_fits_on_the_one_that_comes(
+async def test_a_request_that_no_replica_has_accepted_is_as_long_as_fits_on_the_next_one(
     tmp_path: Path, default_tokenizer: Any
 ) -> None:
     large, small = tiny_llm(default_tokenizer, num_blocks=40), tiny_llm(default_tokenizer, num_blocks=8)

@@ -77,7 +77,7 @@ async def test_what_tenants_may_have_is_sent_again_to_a_replica_that_did_not_con
         assert len(caplog.records) == 1
 
 
-async def test_a_replica_that_was_started_anew_before_it_was_up_is_told_what_tenants_may_have(
+async def test_a_replica_that_was_started_anew_before_it_was_up_gets_the_tenants_shares(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """One that confirmed it and died before it was up used to be taken for its successor, which was told nothing."""

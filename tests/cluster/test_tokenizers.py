@@ -64,7 +64,7 @@ async def test_conversations_are_written_by_the_chat_template_of_the_new_generat
         assert await prompt(client) == before
 
 
-async def test_an_ingress_writes_conversations_as_its_replicas_do_unless_it_is_told_how(
+async def test_an_ingress_writes_conversations_as_its_replicas_do_unless_it_has_a_template(
     tmp_path: Path, default_tokenizer: Any
 ) -> None:
     """One that was started after an update, or before replicas with a template of their own, used the model's: conversations

@@ -147,7 +147,7 @@ _SIZES = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "n
     ],
     ids=["images", "audio", "audio that is asked"],
 )
-def test_a_folder_of_a_model_that_sees_or_hears_gives_its_texts(
+def test_a_folder_of_a_model_of_images_or_audio_gives_its_texts(
     name: str, part: type, options: dict[str, Any], tmp_path: Path
 ) -> None:
     """It used to be looked up among text-only models, though the same model runs as an object."""
@@ -256,7 +256,7 @@ def test_an_unknown_hub_id_is_refused_after_one_request(monkeypatch: pytest.Monk
 
 
 @pytest.mark.parametrize(("error", "told"), [(ValueError(), "ValueError"), (OSError("\nfirst\nsecond"), "first")])
-def test_an_error_that_says_nothing_is_told_by_its_class(error: Exception, told: str) -> None:
+def test_an_error_without_a_message_is_reported_by_its_class(error: Exception, told: str) -> None:
     """An IndexError was raised in its place, or nothing was told."""
     match = rf"^some/model: could not be loaded \({told}\); expected a hub id"
     with pytest.raises(ModelLoadError, match=match), load_errors("some/model"):
@@ -300,7 +300,7 @@ def test_an_attention_that_a_configuration_names_need_not_be_installed(tmp_path:
         assert load_model(tmp_path, native=native).name == str(tmp_path)
 
 
-def test_lack_of_memory_for_a_model_is_told(tmp_path: Path) -> None:
+def test_lack_of_memory_for_a_model_is_reported_as_such(tmp_path: Path) -> None:
     """It was said that transformers makes no model of the configuration, where a buffer was too large."""
     build_supported("gptj").save_pretrained(tmp_path)
     path = tmp_path / "config.json"

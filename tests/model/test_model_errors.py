@@ -22,7 +22,7 @@ def needs_images() -> Any:
     return build_multimodal("kosmos-2", {"embed_dim": 32, "layers": 2, "ffn_dim": 48, "attention_heads": 4})
 
 
-def test_what_a_model_raises_for_text_alone_is_told() -> None:
+def test_what_a_model_raises_for_text_alone_is_reported_with_its_name() -> None:
     """It was a ValueError of transformers' code, with or without the model's name."""
     with pytest.raises(UnsupportedModelError, match=f"^Kosmos2ForConditionalGeneration: {_NEEDS_IMAGES}"):
         LLM(needs_images())
@@ -49,7 +49,7 @@ def test_experts_of_sizes_that_torch_does_not_take_can_be_computed_by_the_models
     assert tokens_of(LLM(model, num_blocks=50), prompts, SamplingParams(temperature=0, max_tokens=4)) == expected
 
 
-def test_a_model_is_not_to_blame_where_memory_is_lacking() -> None:
+def test_lack_of_memory_is_not_reported_as_a_fault_of_the_model() -> None:
     """It was said to be unable to compute text by its configuration: for a CPU's memory, torch raises a RuntimeError."""
 
     def take_too_much(*_: Any) -> None:
@@ -62,7 +62,7 @@ def test_a_model_is_not_to_blame_where_memory_is_lacking() -> None:
 
 
 @pytest.mark.skipif(library() is None, reason="no variant of the native code runs here")
-def test_a_model_is_not_to_blame_for_what_stands_in_for_its_modules(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_errors_of_replaced_modules_are_not_reported_as_faults_of_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
     """It was told as if the model could not compute text by its configuration."""
 
     def fail(self: NativeLinear, input: torch.Tensor) -> torch.Tensor:

@@ -30,7 +30,7 @@ def test_what_starts_while_the_registry_is_restarted_waits_for_it(
     assert len(caplog.messages) == 2
 
 
-def test_what_is_repeated_goes_on_after_calls_that_failed_and_says_so_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_what_is_repeated_goes_on_after_calls_that_failed_and_logs_that_once(caplog: pytest.LogCaptureFixture) -> None:
     outcomes = iter([TimeoutError(), ActorDiedError(), None, TimeoutError(), ValueError("planted")])
 
     async def step() -> None:

@@ -87,7 +87,7 @@ def test_what_could_not_be_built_was_not_started(serving: Serving) -> None:
         serving(serve, build=refuse)
 
 
-def test_what_does_not_come_up_is_taken_away_and_says_why(serving: Serving) -> None:
+def test_an_application_that_does_not_come_up_is_deleted_and_the_error_has_the_reason(serving: Serving) -> None:
     serve = Serve("other", fails=RuntimeError("no room"))
     with pytest.raises(ValueError, match="could not be started: no room"):
         serving(serve)

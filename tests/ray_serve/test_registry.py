@@ -64,7 +64,7 @@ def test_a_registry_that_was_lost_takes_no_replica_away() -> None:
     assert registry.listing().after(held) == {"b": "http://b:1", "c": "http://c:1"}
 
 
-def test_a_registry_that_nobody_could_reach_at_first_gives_replicas_the_time_to_report() -> None:
+def test_a_registry_that_was_unreachable_at_first_gives_replicas_the_time_to_report() -> None:
     """On a loaded machine, calls came when it counted as complete: all replicas were gone, and a second secret was made."""
     clock = Clock()
     registry = Registry(clock)

@@ -31,7 +31,7 @@ def test_it_finds_how_far_each_replica_holds_a_prompt() -> None:
         assert depths(index, []) == {}
 
 
-def test_what_is_removed_or_cleared_is_held_by_nobody() -> None:
+def test_what_is_removed_or_cleared_is_held_by_no_replica() -> None:
     index = BlockIndex()
     index.add([1, 2, 3], 0)
     index.add([1, 2], 7)

@@ -187,7 +187,7 @@ def test_what_another_holds_is_computed_anew_only_where_few_wait_for_that(router
         router.stored("a", range(1, 11))
 
 
-def test_unknown_prompts_are_spread_also_when_nobody_has_anything_to_do(router: Router) -> None:
+def test_unknown_prompts_are_spread_also_over_idle_replicas(router: Router) -> None:
     chosen = []
     for number in range(9):
         placement = send(router, *range(100 * number, 100 * number + 5))

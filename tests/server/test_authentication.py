@@ -232,7 +232,7 @@ def test_validation_stops_at_the_first_errors(model: type[BaseModel], body: dict
     assert raised.value.error_count() <= 8
 
 
-async def test_the_server_asks_for_keys_before_it_parses(llm: LLM) -> None:
+async def test_a_request_without_a_key_is_refused_before_its_body_is_parsed(llm: LLM) -> None:
     async with served(llm, tenants=Tenants([ANN], ADMIN), config=ServerConfig(metrics_key=METRICS)) as client:
 
         async def post(path: str, **headers: str) -> httpx.Response:

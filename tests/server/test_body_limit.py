@@ -83,7 +83,7 @@ async def test_a_long_body_is_refused_as_soon_as_that_is_known() -> None:
     assert len(server.bodies) == 1
 
 
-async def test_nobody_fills_the_memory_with_bodies() -> None:
+async def test_the_bodies_of_a_tenant_in_memory_are_bounded_together() -> None:
     """Sixty half-sent bodies of 8 MB used to take half a gigabyte, and every further connection more."""
     server = Server()
     unfinished = [asyncio.ensure_future(server.request("ann", [b"x" * 60, b"x" * 40])) for _ in range(16)]

@@ -118,7 +118,7 @@ async def test_tools_that_cannot_be_offered_are_refused_by_name(llm: LLM, tools:
         assert named in answer.json()["error"]["message"]
 
 
-def test_what_an_agent_tells_the_model_uncalled_is_the_user_s() -> None:
+def test_a_function_s_output_without_a_call_is_a_message_of_the_user() -> None:
     """Codex's goals: after `create_goal`, every later request of the session was refused."""
     created = {"type": "function_call_output", "id": "fco_1", "call_id": "c1", "output": '{"goal":{}}'}
     told = {"type": "function_call_output", "id": "fco_2", "namespace": "agent", "output": "Be kind."}

@@ -59,7 +59,7 @@ async def test_a_request_that_comes_before_an_answer_ends_is_dropped_with_the_co
 
 @pytest.mark.parametrize("upgrade", ["h2c", "websocket"])
 @pytest.mark.parametrize("step", [1, 7, 1000])
-async def test_a_request_that_asks_for_another_protocol_is_answered_in_this_one(upgrade: str, step: int) -> None:
+async def test_a_request_to_upgrade_the_protocol_is_answered_in_http_1_1(upgrade: str, step: int) -> None:
     """Its body was dropped, with advice to install a WebSocket library: Java's client could not talk to the server."""
     head = HEAD[:-2] + f"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: {upgrade}\r\n\r\n".encode()
     chunked = head.replace(b"Content-Length: 9", b"Transfer-Encoding: chunked")

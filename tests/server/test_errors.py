@@ -147,7 +147,7 @@ def test_messages_have_the_field_what_it_takes_and_the_value(
         ),
     ],
 )
-def test_a_value_of_no_accepted_type_is_told_all_of_them_once(
+def test_an_error_about_a_value_s_type_names_all_accepted_types_once(
     http: httpx.Client, path: str, body: dict[str, Any], message: str
 ) -> None:
     """Either each was a complaint of its own, or only one was named."""

@@ -121,7 +121,7 @@ def test_no_request_breaks_the_server(
     server.admin("clear_cache", {})  # what valid messages have pinned
 
 
-def test_all_endpoints_are_asked(server: ServerProcess) -> None:
+def test_every_endpoint_has_random_requests(server: ServerProcess) -> None:
     paths = requests.get(f"{server.url}/openapi.json", timeout=600).json()["paths"]
     described = {(method.upper(), path) for path, methods in paths.items() for method in methods}
     # Draining ends the server.

@@ -100,7 +100,7 @@ def test_a_connection_that_was_not_accepted_yet_is_answered() -> None:
     run(main)
 
 
-def test_who_is_connected_gets_one_more_answer_and_then_reaches_the_successor() -> None:
+def test_a_connected_client_gets_one_more_answer_and_then_reaches_the_successor() -> None:
     async def main() -> None:
         async with old_server() as old:
             reader, writer = await asyncio.open_connection("127.0.0.1", old.port)

@@ -71,7 +71,7 @@ def test_a_lock_that_cannot_be_taken_is_named(tmp_path: Path) -> None:
     assert not list(tmp_path.glob("x*"))
 
 
-def test_a_unix_socket_in_no_folder_says_what_to_do(tmp_path: Path) -> None:
+def test_the_error_of_a_unix_socket_without_a_folder_has_a_remedy(tmp_path: Path) -> None:
     path = tmp_path / "none" / "socket"
     with (
         pytest.raises(OSError, match=f"cannot listen on {path}: there is no folder {path.parent}; make it"),

@@ -124,20 +124,20 @@ def seen_without_keys(llm: LLM, config: ServerConfig | None = None) -> str:
     return asyncio.run(main())
 
 
-def test_without_keys_nobody_sees_what_was_sent_with_a_salt(default_llm: LLM) -> None:
+def test_without_keys_no_client_sees_what_was_sent_with_a_salt(default_llm: LLM) -> None:
     text = seen_without_keys(default_llm)
     assert "A plain prompt" in text
     for hidden in ("secret", "salt ", "of-a-stranger"):
         assert hidden not in text
 
 
-def test_without_keys_strangers_from_elsewhere_see_no_prompts(default_llm: LLM) -> None:
+def test_without_keys_clients_of_other_machines_see_no_prompts(default_llm: LLM) -> None:
     text = seen_without_keys(default_llm, ServerConfig(allow_unauthenticated=True))
     assert "plain" not in text
     assert '"trees":[]' in text
 
 
-async def test_nobody_waits_for_what_another_has_the_tokenizer_do(llm: LLM) -> None:
+async def test_a_tenant_s_state_does_not_wait_for_the_tokenizing_of_others(llm: LLM) -> None:
     """One lock of all tenants used to be held while one of them waited behind a hundred long texts of its own."""
     tenants, may_go_on = Tenants(["ann", "bob"]), asyncio.Event()
     ann = tenants.by_api_key("ann").name

@@ -154,7 +154,7 @@ def test_markup_in_a_prompt_is_shown_as_text(page: Page) -> None:
     assert "<b id=injected>" in page.find(".message.user")[0].text
 
 
-def test_the_state_is_asked_for_once_at_a_time(page: Page) -> None:
+def test_the_page_requests_the_state_once_at_a_time(page: Page) -> None:
     """An answer could come after a later one, and show what was before."""
     page.log_in(TENANT_A)
     page.browser.execute_script(

@@ -92,12 +92,12 @@ def test_pages_that_may_call_the_server_do_not_read_the_metrics() -> None:
         ),
     ],
 )
-def test_where_strangers_could_see_prompts_it_is_not_served(options: dict[str, Any], message: str) -> None:
+def test_a_server_whose_prompts_other_machines_could_see_does_not_start(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         run_server(ServerConfig(model="/no/such/model", port=0, **options), {})
 
 
-def test_only_this_machine_reaches_it_unless_told_otherwise() -> None:
+def test_by_default_only_this_machine_reaches_a_metrics_port() -> None:
     tenants = Tenants(["key"])
     with listener_for(ServerConfig(host="0.0.0.0", port=0), tenants) as first:
         for config, host in (

@@ -130,7 +130,7 @@ def test_a_stuck_engine_ends_the_process_with_status_1(tiny_model_folder: Path, 
     assert logged[-1]["request_id"] == response.headers["x-request-id"]
 
 
-def test_a_server_says_what_it_loads_before_it_does(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_server_logs_which_model_it_loads_before_it_does(caplog: pytest.LogCaptureFixture) -> None:
     """Nothing was printed for as long as a model took to load."""
     caplog.set_level(logging.INFO, "radixkv")
     with pytest.raises(ModelLoadError):

@@ -76,7 +76,7 @@ async def test_a_marked_prefix_survives_what_evicts_everything_else(
         assert 1700 < pins[0].expires_at - now <= 1800
 
 
-def test_a_request_says_how_long_and_a_mark_says_otherwise() -> None:
+def test_a_mark_s_time_to_live_takes_precedence_over_the_request_s() -> None:
     parts = [{"type": "text", "text": "a", **LONG_MARK}, {"type": "text", "text": "b"}]
     later = [
         {"type": "text", "text": "c", **MARK},
@@ -203,7 +203,7 @@ async def test_without_a_mark_an_explicit_request_uses_no_cache(llm: LLM, body: 
         assert await engine.call(lambda engine: engine.cache.pins()) == []
 
 
-async def test_nothing_is_said_to_be_kept_where_there_is_no_room(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_nothing_counts_as_kept_where_there_is_no_room(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     async with AsyncLLM(llm) as engine, make_client(engine) as http:
 
         async def no_room(*arguments: Any) -> int:
@@ -214,7 +214,7 @@ async def test_nothing_is_said_to_be_kept_where_there_is_no_room(llm: LLM, monke
         assert answer.json()["usage"]["prompt_tokens_details"]["cache_write_tokens"] == 0
 
 
-async def test_pinning_ends_with_the_request_that_asks_for_it(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_pinning_ends_with_its_request(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     async with AsyncLLM(llm) as engine, make_client(engine) as http:
         begun, cancelled = asyncio.Event(), asyncio.Event()
 

@@ -196,7 +196,7 @@ async def test_a_page_of_an_allowed_origin_can_read_what_is_left(llm: LLM) -> No
             assert sent <= set(answer.headers["access-control-expose-headers"].split(", "))
 
 
-async def test_limits_are_refused_with_what_a_client_needs_to_know(llm: LLM) -> None:
+async def test_a_refusal_by_a_limit_names_the_parameter_or_the_time_to_wait(llm: LLM) -> None:
     now = [0.0]
     keys = {
         "ann": entry("a", requests_per_minute=3, tokens_per_minute=600, max_tokens=10, max_num_seqs=2),
@@ -257,7 +257,7 @@ async def test_a_default_number_of_tokens_stays_within_a_keys_limit(llm: LLM, mo
         assert refused.json()["error"]["param"] == "min_tokens"
 
 
-async def test_explanations_are_bounded_and_cost_nobody_who_is_refused_a_step(
+async def test_explanations_are_bounded_and_not_made_for_refused_requests(
     llm: LLM, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Hundreds of prompts used to be looked up, while all streams waited, before the key's limits refused the request."""

@@ -67,7 +67,9 @@ def test_without_anything_to_reload_it_is_a_line_of_the_log(caplog: pytest.LogCa
     assert caplog.messages == ["SIGHUP: there is no file to read again"]
 
 
-def test_a_server_that_loads_its_model_is_told_of_new_keys(tiny_model_folder: Path, tmp_path: Path) -> None:
+def test_keys_are_reread_after_a_signal_that_came_while_the_model_was_loaded(
+    tiny_model_folder: Path, tmp_path: Path
+) -> None:
     """SIGHUP used to end it."""
     keys = tmp_path / "keys.toml"
     keys.write_text(f'[keys.ann]\nsha256 = "{hash_of("key-of-ann")}"\n')

@@ -162,7 +162,7 @@ def test_a_log_that_is_removed_to_make_room_is_begun_anew(tmp_path: Path, monkey
     assert path.read_text() == "a line\n"
 
 
-def test_a_full_disk_is_told_of_once(caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_full_disk_is_logged_once(caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]) -> None:
     write = open_access_log("/dev/full")
     for _ in range(2):
         write("a line")

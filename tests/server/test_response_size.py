@@ -71,7 +71,9 @@ async def test_what_is_within_the_bounds_is_answered_and_what_is_streamed_has_no
             assert answer.status_code == 200, answer.text
 
 
-async def test_prompts_of_ids_are_decoded_once_and_hold_up_nobody(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_prompts_of_ids_are_decoded_once_and_off_the_event_loop(
+    llm: LLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Decoding five hundred cached ones used to block the event loop for seconds, and each choice decoded its own again."""
     tokenizer, threads = llm.get_tokenizer(), list[threading.Thread]()
     decode = tokenizer.decode

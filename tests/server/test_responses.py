@@ -70,7 +70,7 @@ async def test_a_response_and_its_stream_are_the_chat_s_answer(llm: LLM) -> None
         assert events[2]["item"]["content"] == []
 
 
-async def test_a_response_says_what_was_asked_for(llm: LLM) -> None:
+async def test_a_response_repeats_the_request_s_options(llm: LLM) -> None:
     async with served(llm) as client:
         cut = await create(client)
         assert (cut["service_tier"], cut["top_logprobs"], cut["completed_at"]) == ("default", 0, None)

@@ -94,7 +94,7 @@ async def test_a_scored_prompt_leaves_room_for_the_token_behind_it(default_token
         assert refused.json()["error"]["code"] == "context_length_exceeded"
 
 
-async def test_a_prompt_s_log_probabilities_are_as_many_as_asked_for_whatever_echo_has(llm: LLM) -> None:
+async def test_a_prompt_s_log_probabilities_are_as_many_as_requested_whatever_echo_has(llm: LLM) -> None:
     async with served(llm) as client:
         body = SCORED | {"prompt_logprobs": 1}
         (alone,) = (await client.post("/v1/completions", json=body)).json()["choices"]

@@ -167,7 +167,7 @@ def test_a_file_of_prompts_is_refused_before_anything_is_computed(tmp_path: Path
         assert read_prompts(llm, file, tenant)[0].namespace == tenant.namespace("s")
 
 
-def test_what_could_not_be_stored_is_not_said_to_be(tmp_path: Path, tiny_model_folder: Path) -> None:
+def test_blocks_that_could_not_be_stored_do_not_count_as_stored(tmp_path: Path, tiny_model_folder: Path) -> None:
     """Blocks for which there was no room, or no server, used to count as stored."""
     file = tmp_path / "prompts.jsonl"
     file.write_text("".join(json.dumps(f"{number} " * 300) + "\n" for number in range(8)))

@@ -87,7 +87,7 @@ def test_what_the_answer_must_look_like_and_calls_are_alternatives(client: opena
     assert forced.message.content in ("perhaps", "never")
 
 
-def test_a_call_that_is_cut_off_says_so(client: openai.OpenAI) -> None:
+def test_a_call_that_is_cut_off_has_the_finish_reason_length(client: openai.OpenAI) -> None:
     answer = chat(client, tool_choice=NAMED, max_completion_tokens=12).choices[0]
     assert answer.finish_reason == "length"
     assert answer.message.tool_calls[0].function.name == "add"

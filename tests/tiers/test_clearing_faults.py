@@ -199,7 +199,7 @@ def test_what_is_cleared_after_its_disk_came_into_place_is_cleared_there(
     assert open_tier().contains_prefix(KEYS) == 0
 
 
-def test_whoever_clears_waits_for_a_store_that_is_being_opened(
+def test_clearing_waits_for_a_store_that_is_being_opened(
     open_tier: OpenTier, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The store in its place had been given up, and clearing returned before what came into that place was cleared."""
@@ -253,7 +253,7 @@ def test_what_was_cleared_while_the_disk_was_gone_is_not_there_when_it_is_back(
 
 
 @pytest.mark.parametrize("hanging", ["commit", "clear"])
-def test_whoever_clears_does_not_wait_for_a_disk_that_hangs(
+def test_clearing_does_not_wait_for_a_disk_that_hangs(
     open_tier: OpenTier, monkeypatch: pytest.MonkeyPatch, hanging: str
 ) -> None:
     """The engine's thread used to wait for as long as a transaction of the index hung."""

@@ -71,7 +71,7 @@ def test_what_is_put_again_or_used_is_not_written_again_and_makes_room_later(is_
     assert tier.contains_prefix(second) == 0
 
 
-def test_what_a_host_is_asked_for_and_given_is_counted() -> None:
+def test_reads_and_writes_of_a_host_tier_are_counted() -> None:
     tier, keys = HostTier(4 * 8, 8), prefix_keys("", *range(4))
     with mock.patch.object(host_tier, "time", mock.Mock(monotonic=mock.Mock(side_effect=count(1.0, 0.5)))):
         tier.put_many(keys[:2], random_blocks(1, 2, 8))

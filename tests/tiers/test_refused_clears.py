@@ -105,7 +105,7 @@ def test_a_disk_that_clears_but_takes_no_blocks_is_warned_of_once(
     assert len(caplog.messages) == 1
 
 
-def test_reads_beside_a_clear_that_hangs_ask_for_one_more_at_most(open_tier: OpenTier, clock: FakeClock) -> None:
+def test_reads_beside_a_clear_that_hangs_queue_one_more_at_most(open_tier: OpenTier, clock: FakeClock) -> None:
     tier, began, let_go = open_tier(), threading.Event(), threading.Event()
     put(tier)
 

@@ -44,7 +44,7 @@ def failing(tmp_path: Path) -> FailingStore:
     return FailingStore(FolderBlobs(tmp_path, capacity_bytes=1 << 20))
 
 
-def test_a_store_that_is_gone_is_warned_of_once_and_asked_seldom(
+def test_a_store_that_is_gone_is_warned_of_once_and_tried_seldom(
     failing: FailingStore, caplog: pytest.LogCaptureFixture
 ) -> None:
     clock = FakeClock()
@@ -74,7 +74,9 @@ def test_a_store_that_is_gone_is_warned_of_once_and_asked_seldom(
     tier.close()
 
 
-def test_a_store_that_is_read_again_is_said_to_work(failing: FailingStore, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_store_that_is_read_again_is_logged_as_working(
+    failing: FailingStore, caplog: pytest.LogCaptureFixture
+) -> None:
     clock = FakeClock()
     tier = SharedTier(failing, FORMAT, clock=clock)
     put(tier)
@@ -172,7 +174,7 @@ def test_a_clear_that_a_store_never_carried_out_is_warned_of(
     assert caplog.messages[-1].endswith("what was cleared is still there: clear it again once it works")
 
 
-def test_a_store_that_stays_gone_is_not_asked_to_clear_at_each_read(failing: FailingStore) -> None:
+def test_a_store_that_stays_gone_is_not_cleared_anew_at_each_read(failing: FailingStore) -> None:
     clock = FakeClock()
     tier = SharedTier(failing, FORMAT, clock=clock)
     put(tier)
@@ -225,7 +227,7 @@ def test_a_full_store_that_clears_is_warned_of_once(failing: FailingStore, caplo
     tier.close()
 
 
-def test_reads_beside_a_clear_that_hangs_ask_for_one_more_at_most(failing: FailingStore) -> None:
+def test_reads_beside_a_clear_that_hangs_queue_one_more_at_most(failing: FailingStore) -> None:
     """Each asked the thread that hangs for another one."""
     began, let_go = threading.Event(), threading.Event()
 

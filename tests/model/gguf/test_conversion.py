@@ -94,7 +94,7 @@ def test_a_full_disk_is_detected_before_anything_is_written(
 
 
 @pytest.mark.parametrize("error", [OSError(28, "No space left on device"), SafetensorError("I/O error: No space left")])
-def test_a_disk_that_is_full_says_what_to_do(
+def test_the_error_of_a_full_disk_has_a_remedy(
     error: Exception, model_cache: Path, gguf: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """safetensors' error used to be passed on as it was."""
@@ -109,7 +109,7 @@ def test_a_disk_that_is_full_says_what_to_do(
     assert list(model_cache.iterdir()) == []
 
 
-def test_a_model_cache_that_cannot_be_written_says_what_to_do(
+def test_the_error_of_a_model_cache_that_cannot_be_written_has_a_remedy(
     model_cache: Path, gguf: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """On a read-only disk, and where a file is in its place."""

@@ -89,7 +89,7 @@ def test_what_is_damaged_is_made_again(
     assert len(made) == 1
 
 
-def test_a_disk_that_refuses_is_asked_once(
+def test_a_disk_that_refuses_is_tried_once(
     model: Path, made: list[str], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / "cache").mkdir()

@@ -83,7 +83,7 @@ def test_a_layer_without_rotation_is_left_alone() -> None:
     assert [module.layer_idx for module in deferred(model)] == [0, 2]
 
 
-def test_a_layer_that_somebody_changed_is_left_alone() -> None:
+def test_a_layer_that_was_changed_is_left_alone() -> None:
     model = build_supported("llama")
     model.model.layers[0].self_attn.register_forward_hook(lambda *args: None)
     assert defer_rotation(model) == model.config.num_hidden_layers - 1

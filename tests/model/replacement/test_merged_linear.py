@@ -59,7 +59,7 @@ def test_layers_that_are_called_with_a_keyword_are_merged(monkeypatch: pytest.Mo
     torch.testing.assert_close(logits(model), before, rtol=1e-4, atol=1e-4)
 
 
-def test_layers_that_somebody_changed_are_left_alone() -> None:
+def test_layers_that_were_changed_are_left_alone() -> None:
     model = build_supported("llama")
     seen = []
     model.model.layers[0].self_attn.q_proj.register_forward_hook(lambda *args: seen.append(1))

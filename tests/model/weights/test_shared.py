@@ -77,7 +77,9 @@ def test_a_damaged_file_is_written_again(damage: str, tmp_path: Path, caplog: py
     assert torch.equal(again.panels, weight().panels)
 
 
-def test_who_is_slower_maps_what_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_slower_of_two_replicas_maps_the_file_that_is_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Otherwise two replicas that start at once would each map a file of its own."""
     first, second = weight(), weight()
     share_weights([first], tmp_path)

@@ -245,7 +245,7 @@ def test_a_grammar_combines_with_other_sampling_options(llm: LLM) -> None:
 
 @pytest.mark.parametrize("include", [False, True])
 @pytest.mark.parametrize("options", [{}, {"ignore_eos": True}, {"ignore_eos": True, "min_tokens": 4}])
-def test_the_token_that_ends_what_a_grammar_asks_for_is_no_part_of_it(
+def test_the_token_that_ends_a_grammar_s_answer_is_no_part_of_it(
     llm: LLM, options: dict[str, Any], include: bool
 ) -> None:
     """With ``ignore_eos``, the text ended with the token's name, and nothing kept it from coming before ``min_tokens``."""

@@ -162,7 +162,7 @@ def test_a_block_that_cannot_be_read_is_a_miss_and_the_disk_is_spared(
         assert np.array_equal(get(tier, KEYS[1:]), BLOCKS[1:])
 
 
-def test_a_disk_of_which_a_part_cannot_be_read_is_not_said_to_work_again(
+def test_a_disk_of_which_a_part_cannot_be_read_is_not_logged_as_working_again(
     open_tier: OpenTier, clock: FakeClock, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Each call that read only some of its blocks used to log a warning, and then that the disk works again."""
@@ -290,7 +290,7 @@ def test_a_disk_that_is_mounted_late_is_not_written_under_another_secret(
     assert np.array_equal(get(tier, KEYS), BLOCKS)
 
 
-def test_who_only_reads_is_told_that_another_secret_is_in_place(
+def test_a_process_that_only_reads_warns_of_another_secret(
     open_tier: OpenTier, tmp_path: Path, clock: FakeClock, caplog: pytest.LogCaptureFixture
 ) -> None:
     """It found nothing any more, without a word."""
@@ -356,7 +356,7 @@ def test_a_store_that_could_not_be_made_leaves_nothing_behind(
     assert [*tmp_path.glob("store/*/*")] == []
 
 
-def test_a_disk_on_which_no_block_could_be_tried_is_not_said_to_work_again(
+def test_a_disk_on_which_no_block_could_be_tried_is_not_logged_as_working_again(
     open_tier: OpenTier, clock: FakeClock, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Its next failure was warned of once more, and it was left alone for a second only."""

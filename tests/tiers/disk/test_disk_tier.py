@@ -179,7 +179,7 @@ def test_rows_that_do_not_fit_their_keys_are_refused(open_tier: OpenTier) -> Non
             tier.put_many([BlockKey(b"", KEYS[0].digest, bytes(length), is_whole=False)], BLOCKS[:1])
 
 
-def test_who_asks_for_no_blocks_gets_none(open_tier: OpenTier) -> None:
+def test_reading_no_blocks_returns_none(open_tier: OpenTier) -> None:
     """Reading without native code raised a TypeError."""
     tier = open_tier()
     assert tier.get_many([], BLOCKS[:0].copy()) == tier.contains_prefix([]) == 0

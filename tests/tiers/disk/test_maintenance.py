@@ -93,7 +93,7 @@ def test_info_continues_behind_a_store_that_cannot_be_read_and_ends_with_status_
 
 
 @pytest.mark.parametrize("damage", [{"version": 99}, {"block_bytes": 1}, {"encrypted": True}, None])
-def test_a_damaged_header_is_written_anew_by_whoever_writes_the_store(
+def test_a_damaged_header_is_written_anew_by_the_process_that_writes_the_store(
     run: Run, root: Path, damage: dict[str, object] | None
 ) -> None:
     """Engines went on using a store that nobody could look into, verify, prune or clear."""

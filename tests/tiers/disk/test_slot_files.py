@@ -67,7 +67,7 @@ def test_what_was_written_is_read_on_a_disk_that_became_read_only(
     assert np.array_equal(get(tier, KEYS[:8]), BLOCKS[:8])
 
 
-def test_a_file_that_somebody_removed_is_not_made_by_reading_it(open_tier: OpenTier, tmp_path: Path) -> None:
+def test_a_removed_file_is_not_made_by_reading_it(open_tier: OpenTier, tmp_path: Path) -> None:
     """It was made anew, empty."""
     tier = open_tier()
     put(tier, KEYS[:8], BLOCKS[:8])

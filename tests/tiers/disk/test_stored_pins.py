@@ -92,7 +92,9 @@ def test_pins_are_gone_from_the_index_when_they_are_cleared(
     index.close()
 
 
-def test_what_a_disk_could_not_be_told_it_is_told_later(open_tier: OpenTier, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_changes_of_pins_that_a_disk_refused_are_written_later(
+    open_tier: OpenTier, monkeypatch: pytest.MonkeyPatch
+) -> None:
     tier = open_tier()
     for name in ("old", "kept"):
         tier.pins.add(pin(name, BEN if name == "old" else ANN))
