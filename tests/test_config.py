@@ -88,8 +88,8 @@ def test_names_of_eviction_policies_are_those_that_exist() -> None:
         (
             {"tool_call_parser": "xlam"},
             "tool_call_parser: expected one of auto, hermes, qwen3_coder, glm, llama3_json, mistral_v3, mistral_v11, "
-            "deepseek_v3, deepseek_v31, harmony, json, or a name of vLLM's or SGLang's for one of them, got 'xlam'; auto "
-            "chooses by the chat template, and works for most models",
+            "deepseek_v3, deepseek_v31, harmony, lfm2, olmo3, json, or a name of vLLM's or SGLang's for one of them, got "
+            "'xlam'; auto chooses by the chat template, and works for most models",
         ),
         (
             {"reasoning_parser": 3},

@@ -9,6 +9,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -27,6 +28,7 @@ from radixkv.tools.formats.hermes import HermesFormat
 from radixkv.tools.formats.json_object import JsonObjectFormat
 from radixkv.tools.formats.llama3_json import Llama3JsonFormat
 from radixkv.tools.formats.mistral import MistralFormat, MistralNamedFormat
+from radixkv.tools.formats.python_calls import LFM2, OLMO3
 from radixkv.tools.formats.qwen3_coder import Qwen3CoderFormat
 from radixkv.tools.grammar import AnswerFrame, GrammarWriter
 from radixkv.tools.instructions import with_tools_in_words
@@ -48,6 +50,8 @@ CALL_FORMATS: Mapping[str, CallFormat] = MappingProxyType(
         "deepseek_v3": DeepSeekV3Format(),
         "deepseek_v31": DeepSeekV31Format(),
         "harmony": HarmonyFormat(),
+        "lfm2": LFM2,
+        "olmo3": OLMO3,
         "json": JsonObjectFormat(),
     }
 )
@@ -65,7 +69,11 @@ _SIGNS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("hermes", ("<tool_call>",)),
     ("llama3_json", ('"parameters": dictionary of argument name',)),
     ("llama3_json", ("<|python_tag|>",)),
+    ("lfm2", ("<|tool_call_start|>", "<|tool_call_end|>")),
+    ("olmo3", ("<function_calls>", "<functions>")),
 )
+# A token by which a vocabulary shows the form, for templates that do not.
+_SIGN_TOKENS = MappingProxyType({"<|tool_call_start|>": "lfm2"})
 
 
 @dataclass(frozen=True)
@@ -260,7 +268,9 @@ class AnswerParser:
 
 def _form_of(template: str, probe: TemplateProbe) -> CallFormat:
     """The known form of whose signs a template has all, unless it writes calls in another, which is then derived."""
-    name = next((form for form, signs in _SIGNS if all(sign in template for sign in signs)), None)
+    by_template = (form for form, signs in _SIGNS if all(sign in template for sign in signs))
+    by_token = (form for token, form in _SIGN_TOKENS.items() if token in probe.added_tokens)
+    name = next(itertools.chain(by_template, by_token), None)
     if name is not None and may_be_form_of(CALL_FORMATS[name], probe):
         return CALL_FORMATS[name]
     try:

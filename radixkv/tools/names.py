@@ -17,6 +17,8 @@ ToolCallParserName = Literal[
     "deepseek_v3",
     "deepseek_v31",
     "harmony",
+    "lfm2",
+    "olmo3",
     "json",
 ]
 ReasoningParserName = Literal["auto", "none", "think", "mistral"]

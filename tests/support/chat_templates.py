@@ -113,6 +113,16 @@ KNOWN = MappingProxyType(
             "<|message|>{{ message.content }}<|end|>{% endfor %}"
             "{% if add_generation_prompt %}<|start|>assistant{% endif %}"
         ),
+        "lfm2": chatml("<|tool_call_start|><|tool_call_end|>", ""),
+        "olmo3": chatml(
+            "<functions></functions>",
+            written_calls(
+                f"{_NAME}(" + _elements("{{ key }}={{ value | tojson }}{% if not loop.last %}, {% endif %}") + ")",
+                "<function_calls>",
+                "\n",
+                "</function_calls>",
+            ),
+        ),
         "json": "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n{% endfor %}",
     }
 )
@@ -211,11 +221,11 @@ _PLAIN = (
 # need them.
 _OF_SOME = (
     "<arg_key> </arg_key> <arg_value> </arg_value> <minimax:tool_call> </minimax:tool_call> <|START_ACTION|> <|END_ACTION|> "
-    "]m[ <|tool_call> <tool_call|>"
+    "]m[ <|tool_call> <tool_call|> <function_calls> </function_calls>"
 ).split()
 _SPECIAL_OF_SOME = (
     "<|tool_calls_section_begin|> <|tool_calls_section_end|> <|tool_call_begin|> <|tool_call_argument_begin|> "
-    '<|tool_call_end|> <|"|>'
+    '<|tool_call_end|> <|"|> <|tool_call_start|>'
 ).split()
 
 

@@ -6,6 +6,8 @@
       argument_elements.py    what those with an element for each argument have in common
         qwen3_coder.py, glm.py
       hermes.py, deepseek.py, mistral.py, harmony.py, llama3_json.py, json_object.py
+      python_calls.py         in Python's syntax
+        python_values.py      the grammar of values there
       derived.py              one that was derived from a chat template
         heads.py              what stands before the arguments of its calls
         notation.py           its arguments as one JSON object

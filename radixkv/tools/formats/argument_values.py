@@ -39,9 +39,7 @@ def value_before(writer: GrammarWriter, tool: Tool, schema: Any, rule: str, end:
     """
     as_tokens = writer.literal(end)
     if not is_string(schema):
-        definitions = {key: tool.parameters[key] for key in ("$defs", "definitions") if key in tool.parameters}
-        whole = {**schema, **definitions} if isinstance(schema, Mapping) else {}
-        return f"{writer.schema(tool, rule, whole)} {as_tokens}"
+        return f"{writer.schema(tool, rule, with_definitions(schema, tool))} {as_tokens}"
     values = named_values(schema)
     constraints = _STRING_CONSTRAINTS & set(schema) - (_LENGTHS if values is not None else frozenset())
     if tool.strict and constraints:
@@ -51,6 +49,12 @@ def value_before(writer: GrammarWriter, tool: Tool, schema: Any, rule: str, end:
         values = [value for value in values if _has_length(value, schema)] or values
         return f"({' | '.join(writer.literal(value) for value in values)}) {as_tokens}"
     return writer.text_before(end)
+
+
+def with_definitions(schema: Any, tool: Tool) -> Mapping[str, Any]:
+    """A part of a tool's parameters as a schema of its own, with the definitions to which it may refer."""
+    definitions = {key: tool.parameters[key] for key in ("$defs", "definitions") if key in tool.parameters}
+    return {**schema, **definitions} if isinstance(schema, Mapping) else {}
 
 
 def _has_length(value: str, schema: Mapping[str, Any]) -> bool:

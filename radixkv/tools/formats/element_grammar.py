@@ -38,21 +38,12 @@ class ElementGrammar:
             schema: of the object.
             rule: begins the names of its rules.
         """
-        writer, syntax, required = self._writer, self._syntax, schema.get("required", ())
-        after = start = writer.literal(close)
-        # From the last one: what may follow a member, and what may stand where there is none before.
-        for index, (key, part) in reversed(list(enumerate(described_properties(schema).items()))):
-            name = f"{rule}_{index}"
-            member = self._valued(f"{syntax.key_begin}{key}", syntax.values, part, name, key)
-            if not syntax.separator:
-                after = start = f"({member}) {after}" if key in required else f"({member})? {after}"
-                continue
-            member = writer.rule(name, member)
-            further = f"{writer.literal(syntax.separator)} {member}"
-            start = f"{member} {after}" if key in required else f"{member} {after} | {start}"
-            start = writer.rule(f"{name}_first", start)
-            after = writer.rule(f"{name}_more", f"{further} {after}" if key in required else f"({further})? {after}")
-        return start
+        syntax, required = self._syntax, schema.get("required", ())
+        parts = [
+            (self._valued(f"{syntax.key_begin}{key}", syntax.values, part, f"{rule}_{index}", key), key in required)
+            for index, (key, part) in enumerate(described_properties(schema).items())
+        ]
+        return in_order(self._writer, rule, parts, syntax.separator, close)
 
     def _valued(self, before: str, frames: ValueFrames, schema: Any, rule: str, key: str) -> str:
         """An expression for a value in its frame, of each kind that the schema allows."""
@@ -124,3 +115,26 @@ class ElementGrammar:
             raise ValueError(
                 f"tools: {self._tool.name}: {', '.join(sorted(others))} cannot be enforced in this model's form of calls"
             )
+
+
+def in_order(writer: GrammarWriter, rule: str, members: Sequence[tuple[str, bool]], separator: str, close: str) -> str:
+    """An expression for members in their order, and what follows the last one.
+
+    Args:
+        rule: begins the names of its rules.
+        members: an expression for each, and whether it is required.
+        separator: between two of them; it may be empty.
+    """
+    after = start = writer.literal(close)
+    # From the last one: what may follow a member, and what may stand where there is none before.
+    for index, (expression, is_required) in reversed(list(enumerate(members))):
+        if not separator:
+            after = start = f"({expression}) {after}" if is_required else f"({expression})? {after}"
+            continue
+        name = f"{rule}_{index}"
+        member = writer.rule(name, expression)
+        further = f"{writer.literal(separator)} {member}"
+        start = f"{member} {after}" if is_required else f"{member} {after} | {start}"
+        start = writer.rule(f"{name}_first", start)
+        after = writer.rule(f"{name}_more", f"{further} {after}" if is_required else f"({further})? {after}")
+    return start

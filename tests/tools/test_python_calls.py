@@ -1,0 +1,118 @@
+"""Calls in Python's syntax: what models write of values is allowed and read."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from support.answer_forms import CALLS, NOW, WEATHER, Grammar, form_of, functions, options, read
+from support.chat_templates import TEMPLATES, make_tokenizer
+
+from radixkv.tools.chat_format import CALL_FORMATS, AnswerForm, ChatFormat
+
+PROPERTIES: dict[str, Any] = {
+    "text": {"type": "string"},
+    "optional": {"anyOf": [{"type": "string"}, {"type": "null"}]},
+    "flag": {"type": "boolean"},
+    "unit": {"enum": ["c", "it's", True, None]},
+    "texts": {"type": "array", "items": {"type": "string"}},
+    "matrix": {"type": "array", "items": {"type": "array", "items": {"type": ["boolean", "number"]}}},
+    "object": {"type": "object", "properties": {"a": {"type": "boolean"}}},
+    "any": {},
+    "short": {"type": "string", "maxLength": 2},
+}
+
+
+def form_with(properties: dict[str, Any]) -> tuple[AnswerForm, Grammar]:
+    """A form of a tool ``f`` that takes these arguments, and its grammar."""
+    tokenizer = make_tokenizer(TEMPLATES["lfm2"])
+    parameters = {"type": "object", "properties": properties}
+    tool = {"type": "function", "function": {"name": "f", "parameters": parameters}}
+    form = ChatFormat.of(tokenizer).answer_form("", options("required", tools=[tool]))
+    assert form is not None
+    return form, Grammar(form, tokenizer)
+
+
+def call_with(value: str) -> str:
+    return f"<|tool_call_start|>[f({value})]<|tool_call_end|>"
+
+
+@pytest.mark.parametrize(
+    ("written", "expected"),
+    [
+        ("text='It\\'s \"a\", (b) \\\\ \\n'", {"text": 'It\'s "a", (b) \\ \n'}),
+        ('text="It\'s \\"a\\""', {"text": 'It\'s "a"'}),
+        ("text='', optional=None, flag=True", {"text": "", "optional": None, "flag": True}),
+        ("optional='null', flag=false", {"optional": "null", "flag": False}),
+        ("unit='c'", {"unit": "c"}),
+        ("unit='it\\'s'", {"unit": "it's"}),
+        ("unit=True", {"unit": True}),
+        ("unit=None", {"unit": None}),
+        ("texts=['a', \"b\"]", {"texts": ["a", "b"]}),
+        ("texts=[]", {"texts": []}),
+        ("matrix=[[True, 1.5], []]", {"matrix": [[True, 1.5], []]}),
+        ('object={"a": true}', {"object": {"a": True}}),
+        ("any=False", {"any": False}),
+        ("any='a'", {"any": "a"}),
+        ('any=[{"a": 1}]', {"any": [{"a": 1}]}),
+        ('short="ab"', {"short": "ab"}),
+    ],
+)
+def test_values_are_python_s(written: str, expected: dict[str, Any]) -> None:
+    form, grammar = form_with(PROPERTIES)
+    assert grammar.accepts(call_with(written))
+    for pieces in ([call_with(written)], call_with(written)):
+        answer = read(form, pieces)
+        assert (answer.text, functions(answer)) == ("", [("f", expected)])
+
+
+@pytest.mark.parametrize(
+    "written",
+    ["text=None", "flag='True'", "unit='f'", "texts=['a', 1]", "short='abc'", 'short="abc"', "text='a\nb'", "other=1"],
+)
+def test_what_the_schema_forbids_is_not_allowed(written: str) -> None:
+    _, grammar = form_with(PROPERTIES)
+    assert not grammar.accepts(call_with(written))
+
+
+@pytest.mark.parametrize(
+    ("written", "expected"),
+    [
+        ("text = 'a' , flag = True ,", {"text": "a", "flag": True}),
+        ("object={'a': True, 'b': (1, 2)}", {"object": {"a": True, "b": [1, 2]}}),
+        ("text='two\nlines'", {"text": "two\nlines"}),
+        ("text=two words", {"text": "two words"}),
+        ("any=1e999", {"any": float("inf")}),
+        ("any={1, 2}", {"any": "{1, 2}"}),
+        ("any=" + "(" * 3000 + ")" * 3000, {"any": "(" * 3000 + ")" * 3000}),
+    ],
+    ids=["spaces", "literals", "raw-line", "unquoted", "huge", "set", "deep"],
+)
+def test_what_the_grammar_does_not_allow_is_read_if_it_can_be(written: str, expected: dict[str, Any]) -> None:
+    form, _ = form_with(PROPERTIES)
+    assert functions(read(form, [call_with(written)])) == [("f", expected)]
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("lfm2", "<|tool_call_start|> [ now( ) ,\n now() ] <|tool_call_end|>"),
+        ("olmo3", "<function_calls>\nnow()\nnow()\n</function_calls>"),
+    ],
+)
+def test_white_space_between_calls_is_no_text(name: str, text: str) -> None:
+    answer = read(form_of(name), text)
+    assert (answer.text, functions(answer)) == ("", [("now", {}), ("now", {})])
+
+
+def test_a_model_of_this_form_is_known_by_its_vocabulary_where_its_template_writes_no_calls() -> None:
+    template = TEMPLATES["lfm2"].replace("<|tool_call_start|><|tool_call_end|>", "")
+    tokenizer = make_tokenizer(template)
+    assert ChatFormat.of(tokenizer).calls is CALL_FORMATS["json"]
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<|tool_call_start|>", "<|tool_call_end|>"]})
+    found = ChatFormat.of(tokenizer)
+    assert found.calls is CALL_FORMATS["lfm2"]
+    form = found.answer_form("", options(tools=[WEATHER, NOW]))
+    assert form is not None
+    assert functions(read(form, found.calls.write_calls(CALLS))) == CALLS
+    assert len(form.special_markers) == 2
