@@ -31,7 +31,7 @@ from radixkv.tools.formats.mistral import MistralFormat, MistralNamedFormat
 from radixkv.tools.formats.python_calls import LFM2, OLMO3
 from radixkv.tools.formats.qwen3_coder import Qwen3CoderFormat
 from radixkv.tools.grammar import AnswerFrame, GrammarWriter
-from radixkv.tools.instructions import with_tools_in_words
+from radixkv.tools.instructions import with_calls_as_text, with_tools_in_words
 from radixkv.tools.names import ReasoningParserName, ToolCallParserName
 from radixkv.tools.pieces import ReadPiece
 from radixkv.tools.reasoning import MISTRAL_THINK, THINK, ReasoningState, ReasoningTags
@@ -85,6 +85,7 @@ class ChatFormat:
         reasoning: between which tags it thinks; None: between none.
         reasoning_markers: texts in these tags that are tokens of their own.
         template_takes_tools: whether the chat template describes tools; otherwise the first message does.
+        template_takes_calls: whether it writes earlier calls; otherwise they are part of the text.
         template_takes_system: whether the chat template writes a system message.
         template_takes_later_system: whether it also writes one after a user's message; otherwise that is part of the user's.
         added_tokens: id of each text that is a token of its own.
@@ -96,6 +97,7 @@ class ChatFormat:
     reasoning: ReasoningTags | None
     reasoning_markers: tuple[str, ...]
     template_takes_tools: bool
+    template_takes_calls: bool
     template_takes_system: bool
     template_takes_later_system: bool
     added_tokens: Mapping[str, int]
@@ -119,6 +121,8 @@ class ChatFormat:
             reasoning_markers=tuple(token for token in probe.added_tokens if token in tags_text),
             # A template whose form is not known would ask for calls in some other form than "json".
             template_takes_tools=form is not CALL_FORMATS["json"] and probe.takes_tools(),
+            # Where all parts of an answer are marked, calls cannot be part of its text.
+            template_takes_calls=form.frames_every_answer or probe.writes_calls(),
             template_takes_system=probe.takes_system(["system", "user"]),
             template_takes_later_system=probe.takes_system(["user", "system", "assistant", "user"]),
             added_tokens={token.content: token_id for token_id, token in tokens.items()},
@@ -133,6 +137,8 @@ class ChatFormat:
         if not self.template_takes_later_system:
             messages = later_ones_in_user_turns(messages)
         if self.template_takes_tools:
+            if not self.template_takes_calls:
+                return with_calls_as_text(messages, self.calls)
             if not self.calls.parallel:
                 messages = one_call_each(messages)
             return [self.calls.as_template_message(message) for message in messages]

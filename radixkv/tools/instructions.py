@@ -65,6 +65,25 @@ def _preceded(message: Mapping[str, Any], text: str, separator: str) -> Mapping[
     return {**message, "content": f"{text}{separator}{message['content']}"}
 
 
+def with_calls_as_text(messages: Sequence[Mapping[str, Any]], form: CallFormat) -> list[Mapping[str, Any]]:
+    """The conversation for a template that describes tools and leaves out earlier calls: these are part of the text.
+
+    Args:
+        messages: as chat templates expect them.
+        form: how calls are written.
+    """
+    return [
+        {**_without_calls(message), "content": "\n".join(_texts(message, form))}
+        if message.get("tool_calls")
+        else message
+        for message in messages
+    ]
+
+
+def _without_calls(message: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in message.items() if key != "tool_calls"}
+
+
 def _texts(message: Mapping[str, Any], form: CallFormat) -> list[str]:
     """What the assistant said in a message, and its calls."""
     functions = [call["function"] for call in message.get("tool_calls", ())]

@@ -105,6 +105,18 @@ def test_white_space_between_calls_is_no_text(name: str, text: str) -> None:
     assert (answer.text, functions(answer)) == ("", [("now", {}), ("now", {})])
 
 
+def test_calls_that_the_template_leaves_out_are_part_of_the_text() -> None:
+    """LFM2's template describes tools and writes results, and no calls: the model saw answers to what was never asked."""
+    form = ChatFormat.of(make_tokenizer(TEMPLATES["lfm2"]))
+    assert form.template_takes_tools
+    call = {"id": "1", "type": "function", "function": {"name": "now", "arguments": {"zone": None}}}
+    said = {"role": "assistant", "content": "I look.", "tool_calls": [call]}
+    result = {"role": "tool", "tool_call_id": "1", "content": "noon"}
+    written = form.as_template_messages([said, result], options())
+    call_text = "<|tool_call_start|>[now(zone=None)]<|tool_call_end|>"
+    assert written == [{"role": "assistant", "content": f"I look.\n{call_text}"}, result]
+
+
 def test_a_model_of_this_form_is_known_by_its_vocabulary_where_its_template_writes_no_calls() -> None:
     template = TEMPLATES["lfm2"].replace("<|tool_call_start|><|tool_call_end|>", "")
     tokenizer = make_tokenizer(template)

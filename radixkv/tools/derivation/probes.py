@@ -143,6 +143,14 @@ class TemplateProbe:
             self._answers[key] = self._after_question([message], prompt=False)
         return self._answers[key]
 
+    def writes_calls(self) -> bool:
+        """Whether the template writes the calls of an answer; also if it refuses them."""
+        try:
+            written = self.answer("", CALLS[:1])
+        except NotDerivableError:
+            return True
+        return any(part in written for part in (NAMES[0], *CALLS[0].values()))
+
     def writes_results(self) -> bool:
         """Whether the template writes the result of a call."""
         result = {"role": "tool", "tool_call_id": self._ids[0], "name": NAMES[0], "content": _RESULT}
