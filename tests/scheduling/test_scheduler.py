@@ -6,7 +6,7 @@ import random
 import weakref
 
 import pytest
-from support.scheduler_driver import STEMS, SchedulerDriver, tail, warm
+from support.scheduler_driver import STEMS, SchedulerDriver, prompt, tail, warm
 
 from radixkv.scheduling.fair_shares import COMPUTED_TOKEN_COST
 
@@ -145,6 +145,21 @@ def test_what_does_not_fit_is_passed_by_smaller_ones_only_so_often() -> None:
     small = [driver.add(tail(2 + number, 2), max_new=2) for number in range(5)]
     driver.run()
     assert driver.admitted == [first, *small[:2], big, *small[2:]]
+
+
+@pytest.mark.parametrize("bounds", [{"max_overtaken": 0}, {"window": 1}])
+def test_once_others_have_to_wait_for_what_does_not_fit_no_short_prompt_starts_beside_a_long_one(
+    bounds: dict[str, int],
+) -> None:
+    """The tokens left beside the long one were too few for what they had to wait for, and so it did not count."""
+    driver = SchedulerDriver(num_blocks=64, budget=16, **bounds)
+    driver.add(prompt(120), tenant="long")
+    driver.step()
+    large, short = (driver.add(prompt(length), tenant=tenant) for length, tenant in ((160, "large"), (3, "short")))
+    driver.step()
+    assert driver.scheduler.admission.first_without_room is driver.scheduler.groups_of(large)[0]
+    assert short not in driver.admitted
+    driver.run()
 
 
 def test_a_long_stream_and_a_request_for_many_samples_do_not_stop_admission() -> None:
