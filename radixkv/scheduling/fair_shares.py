@@ -219,9 +219,9 @@ class FairShares:
             return list(running)
         used = {tenant: sum(map(size, groups)) for tenant, groups in by_tenant.items()}
 
-        def order(tenant: str) -> tuple[float, int, int, int, str]:
-            priority, arrival, sample = by_tenant[tenant][-1].rank
-            return -used[tenant] / self.share(tenant).weight, -priority, -arrival, -sample, tenant
+        def order(tenant: str) -> tuple[float, int, int, str]:
+            priority, arrival, _ = by_tenant[tenant][-1].rank
+            return -used[tenant] / self.share(tenant).weight, -priority, -arrival, tenant
 
         preempted_first = []
         tenants = [order(tenant) for tenant in by_tenant]

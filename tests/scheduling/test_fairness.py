@@ -244,6 +244,16 @@ def test_blocks_are_taken_from_the_tenant_that_has_most() -> None:
     assert modest not in driver.preempted
 
 
+def test_blocks_are_taken_from_the_tenant_that_has_most_even_in_one_sequence() -> None:
+    driver = SchedulerDriver(num_blocks=40, max_num_seqs=6, budget=128)
+    long = driver.add(prompt(100), max_new=60, tenant="greedy")
+    driver.add_several(3, 4, max_new=60, tenant="modest")
+    while not driver.preempted:
+        driver.step()
+    assert driver.preempted == [long]
+    driver.run()
+
+
 def test_who_lacks_blocks_gets_its_part_of_them() -> None:
     """The greedy tenant's streams hold nearly all blocks for hundreds of steps; slots are free."""
     driver = SchedulerDriver(num_blocks=64, max_num_seqs=8, budget=64)

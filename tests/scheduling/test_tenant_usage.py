@@ -131,3 +131,28 @@ def test_the_refunds_of_all_victims_count_together(lacking: float, is_preempted:
     set_counter(driver, "v", 100 - BUDGET + unused(first) + unused(second) - lacking)
     victims = usage_of(driver).victims_for_seqs(first_group(driver, "a"), 2)
     assert victims == [second, first if is_preempted else stream]
+
+
+def test_the_first_victim_for_sequences_is_of_the_tenant_with_most_of_them() -> None:
+    """Five samples, whose prompt is in progress, are one group; the other tenant has four, which came later."""
+    driver = SchedulerDriver(max_num_seqs=9, budget=BUDGET)
+    driver.add(prompt(60), n=5, tenant="few")
+    driver.step()
+    (first,) = driver.scheduler.running
+    driver.add_several(4, 1, max_new=40, tenant="many")
+    driver.steps(2)
+    driver.add_several(3, 4, tenant="waits")
+    set_counter(driver, "waits", 0)
+    assert usage_of(driver).victims_for_seqs(first_group(driver, "waits"), 1) == [first]
+
+
+def test_the_first_victim_for_blocks_is_of_the_tenant_with_most_of_them() -> None:
+    driver = SchedulerDriver(num_blocks=64, budget=128)
+    driver.add(prompt(120), max_new=40, tenant="few")
+    driver.step()
+    (first,) = driver.scheduler.running
+    driver.add_several(4, 22, max_new=10, tenant="many")
+    driver.steps(2)
+    driver.add(prompt(4), tenant="waits")
+    set_counter(driver, "waits", 0)
+    assert usage_of(driver).victims_for_blocks(first_group(driver, "waits")) == [first]
