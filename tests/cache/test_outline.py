@@ -97,3 +97,10 @@ def test_a_tree_of_any_size_takes_bounded_work() -> None:
     # Of the 200 children looked at, as many are shown as the limit allows.
     assert len(nodes_of(outline(root, 500, max_visited=200))) == 200
     assert outline(root, 0, max_visited=200).num_hidden == 1000
+
+
+def test_the_bound_on_the_work_is_for_all_levels_together() -> None:
+    cache = PrefixCache(1000, 1)
+    for number in range(400):
+        leave_unchecked(cache, [number % 20, number])
+    assert len(nodes_of(outline(cache._tree.roots[""], 500, max_visited=30))) == 30

@@ -7,7 +7,7 @@ import itertools
 from dataclasses import dataclass
 
 import pytest
-from hypothesis import settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
@@ -269,6 +269,37 @@ def test_what_was_sent_to_an_idle_replica_counts_half_after_five_minutes() -> No
         router.expect(name, 0, [], num_tokens)
         router.expected_prefilled(name, 0)
         router.expected_finished(name, 0)
+    assert [router._replicas[name].recently_sent(600.0) for name in "ab"] == [250.0, 300.0]
     placement = router.choose([], 16)
     assert placement is not None
     assert placement.replica == "a"
+
+
+def test_what_others_send_is_found_where_it_goes_and_not_elsewhere() -> None:
+    router = Router(BLOCK)
+    for name in "ab":
+        router.add(name)
+    router.stored("a", [1, 2])
+    for name in "ab":
+        router.expect(name, 0, [1, 2, 3], 3 * BLOCK + 1)
+    assert [router._replicas[name].queued for name in "ab"] == [BLOCK + 1, 3 * BLOCK + 1]
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 2), st.integers(0, 6), st.integers(0, 6)), max_size=5),
+    st.integers(0, 5),
+    st.integers(0, 6),
+)
+def test_what_waiting_prompts_have_in_common_with_one(
+    prompts: list[tuple[int, int, int]], first: int, end: int
+) -> None:
+    router = Router(BLOCK)
+    router.add("a")
+    for number, prompt in enumerate(prompts):
+        router.expect("a", number, hashes_of(*prompt), 7 * BLOCK)
+    asked = hashes_of(0, 3, 6)
+    in_common = [first]
+    for prompt in prompts:
+        pairs = zip(asked[:end], hashes_of(*prompt), strict=False)
+        in_common.append(len(list(itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))))
+    assert router._replicas["a"].awaited_depth(asked, first, end) == max(in_common)
