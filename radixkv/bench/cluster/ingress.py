@@ -2,7 +2,7 @@
 
 The same conversations go to one server, to an ingress over one replica (the cost of the path), and to an ingress over several
 (what is found cached). Rounds alternate; each has prompts of its own. Costs are measured on streams that all begin at once,
-and on one request beside streams that flow.
+and on one request beside streams in progress.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import Progress
 
-from radixkv.bench.cluster.flowing import first_tokens_beside
+from radixkv.bench.cluster.first_tokens_beside import first_tokens_beside
 from radixkv.bench.cluster.replica_memory import ProcessMemory, process_memory
 from radixkv.bench.cluster.replica_process import cluster
 from radixkv.bench.common.figures import write_figures
@@ -43,7 +43,7 @@ class ClusterFigures:
 
     Attributes:
         costs: of streams that all begin at once, one report per round.
-        beside: seconds to the first tokens of single requests beside streams that flow.
+        beside: seconds to the first tokens of single requests beside streams in progress.
         conversations: of the same conversations, by one server and over several replicas.
         texts: all answers in these, sorted.
         memory: of each of several replicas.
@@ -149,7 +149,7 @@ def _print(console: Console, measured: ClusterFigures, streams: int) -> None:
     console.print(table)
     alone, over_ingress = (1e3 * statistics.median(seconds) for seconds in measured.beside.values())
     console.print(
-        f"beside {streams - 1} streams that flow, a first token comes after {alone:.1f} ms from one server, "
+        f"beside {streams - 1} streams in progress, a first token comes after {alone:.1f} ms from one server, "
         f"and {over_ingress:.1f} ms over an ingress: {over_ingress - alone:+.1f} ms"
     )
     for name, each_memory in measured.memory.items():

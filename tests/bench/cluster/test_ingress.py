@@ -39,5 +39,5 @@ def test_each_path_is_measured_on_the_same_conversations(
     assert figures["equal_answers"].keys() == {"2 replicas"}
     assert [len(each) for each in figures["replicas_mib"].values()] == [2]
     printed = capsys.readouterr().out
-    assert re.search(r"beside 1 streams that flow, a first token comes after [\d.]+ ms from one server", printed)
+    assert re.search(r"beside 1 streams in progress, a first token comes after [\d.]+ ms from one server", printed)
     assert re.search(r"4 conversations of 2 turns, 2 system prompts, 2 replicas of [\d,]+ MiB: [\d.]+% of", printed)

@@ -1,8 +1,8 @@
-"""Time to first token of one request at a time while other streams flow: what a path adds, apart from queueing.
+"""Time to first token of one request at a time beside other streams: what a path adds, apart from queueing.
 
 Where many requests arrive at once, the last of them waits until all others have been read, forwarded and computed, and its
 time to first token is mostly this wait. Here answers begin and end at different times, as those of independent users do, and
-one more client asks for two tokens again and again.
+one more client requests two tokens again and again.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ async def first_tokens_beside(client: Client, streams: int, probes: int, seed: i
     *others, probed = make_conversations(shape)
     first_tokens: list[float] = []
 
-    async def ask(conversation: Conversation, question: str, max_tokens: int) -> float:
+    async def seconds_to_first_token(conversation: Conversation, question: str, max_tokens: int) -> float:
         messages = [{"role": "system", "content": conversation.system}, {"role": "user", "content": question}]
         due = time.perf_counter()
         answer = await client.answer(messages, max_tokens, due)
@@ -38,19 +38,19 @@ async def first_tokens_beside(client: Client, streams: int, probes: int, seed: i
             raise ValueError(f"a request beside streams failed: {answer.error or 'its answer is empty'}")
         return answer.arrivals[0] - due
 
-    async def flow(conversation: Conversation, length_of_first: int) -> None:
+    async def converse(conversation: Conversation, length_of_first: int) -> None:
         max_tokens = length_of_first  # differs between streams, so that from here on they end at different times
         for question in conversation.questions:
-            await ask(conversation, question, max_tokens)
+            await seconds_to_first_token(conversation, question, max_tokens)
             max_tokens = shape.answer_tokens
 
     background = [
-        asyncio.create_task(flow(conversation, 1 + shape.answer_tokens * (number + 1) // streams))
+        asyncio.create_task(converse(conversation, 1 + shape.answer_tokens * (number + 1) // streams))
         for number, conversation in enumerate(others)
     ]
     try:
         for question in probed.questions:
-            first_tokens.append(await ask(probed, question, 2))
+            first_tokens.append(await seconds_to_first_token(probed, question, 2))
             for task in background:
                 if task.done():
                     task.result()

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from radixkv.bench.cluster.flowing import first_tokens_beside
+from radixkv.bench.cluster.first_tokens_beside import first_tokens_beside
 from radixkv.bench.serving.client import Answer, Messages
 
 
