@@ -72,7 +72,16 @@ def against(
         raise typer.BadParameter(f"--kind {kind}: expected --vllm, whose API has what it takes")
     peer: Literal["vllm", "llama.cpp"] = "vllm" if vllm else "llama.cpp"
     run_against(
-        console_for(json_path, plot), peer, peer_python, kind, dtype, quantization, rounds, only, json_path, plot
+        console_for(json_path, plot),
+        peer=peer,
+        peer_python=peer_python,
+        kind=kind,
+        dtype=dtype,
+        quantization=quantization,
+        rounds=rounds,
+        only=only,
+        json_path=json_path,
+        plot_path=plot,
     )
 
 
@@ -93,7 +102,16 @@ def drafts(
     """Tokens per second with drafts and without, and whether the tokens are equal."""
     from radixkv.bench.drafts.speed import run_drafts
 
-    run_drafts(console_for(json_path, plot), rounds, only or [], dtype, num_tokens, json_path, plot, vllm)
+    run_drafts(
+        console_for(json_path, plot),
+        rounds=rounds,
+        only=only or [],
+        dtype=dtype,
+        num_tokens=num_tokens,
+        json_path=json_path,
+        plot_path=plot,
+        vllm=vllm,
+    )
 
 
 @app.command()
@@ -187,7 +205,14 @@ def first_light(
     from radixkv.bench.gpu.first_light_parts import first_light_parts
 
     succeeded = run_first_light(
-        console_for(json_path), json_path, first_light_parts(), minutes, total_minutes, resume, only or (), skip or ()
+        console_for(json_path),
+        json_path,
+        first_light_parts(),
+        minutes=minutes,
+        total_minutes=total_minutes,
+        resume=resume,
+        only=only or (),
+        skip=skip or (),
     )
     _exit_unless(succeeded)
 
@@ -349,7 +374,16 @@ def tiers(
     """Gain and cost of tiers below the pool: restarts, a working set larger than the pool, writes, a shared store."""
     from radixkv.bench.tiers.benefit import run_tiers
 
-    run_tiers(console_for(json_path, plot), model, conversations, turns, rounds, shared_cache, json_path, plot)
+    run_tiers(
+        console_for(json_path, plot),
+        model,
+        conversations=conversations,
+        turns=turns,
+        rounds=rounds,
+        shared_cache=shared_cache,
+        json_path=json_path,
+        plot_path=plot,
+    )
 
 
 @app.command("cluster")
@@ -399,6 +433,14 @@ def chaos(
         from radixkv.bench.cluster.chaos import run_chaos
 
     succeeded = run_chaos(
-        console_for(json_path), model, replicas, streams, concurrency, seconds, answer_tokens, seed, json_path
+        console_for(json_path),
+        model,
+        num_replicas=replicas,
+        streams=streams,
+        concurrency=concurrency,
+        seconds_between_kills=seconds,
+        answer_tokens=answer_tokens,
+        seed=seed,
+        json_path=json_path,
     )
     _exit_unless(succeeded)

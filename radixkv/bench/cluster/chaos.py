@@ -2,7 +2,7 @@
 
 Each request is answered twice: undisturbed, and while a random replica is killed every few seconds and restarted. Every
 stream must complete with the same text. When the ingress is killed, its clients get connection errors and send their requests
-again; the new ingress learns from the replicas what they hold.
+again; the replicas report to the new ingress what they hold.
 """
 
 from __future__ import annotations
@@ -175,6 +175,7 @@ class _Chaos:
 def run_chaos(
     console: Console,
     model: str | None,
+    *,
     num_replicas: int,
     streams: int,
     concurrency: int,

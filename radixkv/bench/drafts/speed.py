@@ -84,6 +84,7 @@ class Engine:
 
 def run_drafts(
     console: Console,
+    *,
     rounds: int,
     only: Sequence[str],
     dtype: str,

@@ -238,6 +238,7 @@ def run_first_light(
     console: Console,
     json_path: Path | None,
     parts: Sequence[Part],
+    *,
     minutes: float = 9.0,
     total_minutes: float = 30.0,
     resume: bool = False,

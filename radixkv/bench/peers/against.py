@@ -67,6 +67,7 @@ class _Engine:
 
 def run_against(
     console: Console,
+    *,
     peer: Literal["vllm", "llama.cpp"],
     peer_python: Path,
     kind: Kind,

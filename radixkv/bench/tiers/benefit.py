@@ -31,6 +31,7 @@ from radixkv.bench.tiers.writing import UNRELATED_PROMPTS, Writing, measure_writ
 def run_tiers(
     console: Console,
     model: str | None,
+    *,
     conversations: int,
     turns: int,
     rounds: int,
@@ -61,7 +62,7 @@ def run_tiers(
     for tier in ("none", "host", "disk", "larger pool"):
         with console.status("a working set four times the pool"), _new_folder() as folder:
             sets.append(measure_working_set(model, tier, Path(folder), conversations, turns))
-    with console.status("users who come when they want"), _new_folder() as folder:
+    with console.status("conversations at random times"), _new_folder() as folder:
         rate = LOAD * sets[0].requests_per_second
         arrivals = measure_arrivals(model, rate, Path(folder), conversations, turns)
     with console.status("what writing costs"), _new_folder() as folder:

@@ -57,6 +57,21 @@ def pretend(
     monkeypatch.setattr(chaos._Chaos, "kill_replicas", kill_replicas)
 
 
+def run(console: Console, streams: int) -> bool:
+    """Kill without pauses."""
+    return chaos.run_chaos(
+        console,
+        None,
+        num_replicas=2,
+        streams=streams,
+        concurrency=16,
+        seconds_between_kills=0.0,
+        answer_tokens=48,
+        seed=0,
+        json_path=None,
+    )
+
+
 def test_a_replica_that_does_not_start_again_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
     """It counted as up, and the run succeeded on the replicas that were left."""
 
@@ -79,7 +94,7 @@ def test_a_replica_that_does_not_start_again_ends_the_run(monkeypatch: pytest.Mo
         asyncio.run(chaos._Chaos(replicas, ingress, 0.0, 48, 0).kill_replicas())
     pretend(monkeypatch, itertools.repeat("text"), kill_replicas=fail)
     with pytest.raises(ValueError, match="it did not start"):
-        chaos.run_chaos(Console(quiet=True), None, 2, 2, 16, 0.0, 48, 0, None)
+        run(Console(quiet=True), streams=2)
 
 
 def test_an_ingress_that_does_not_start_again_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -110,7 +125,7 @@ def test_texts_that_differ_are_printed_as_they_are(
     """What they have in brackets was taken for markup, which ended the command before its figures were written."""
     monkeypatch.setenv("COLUMNS", "200")
     pretend(monkeypatch, iter(["[red] oak", "[/INST] elm"]))
-    assert not chaos.run_chaos(console_for(), None, 2, 1, 16, 0.0, 48, 0, None)
+    assert not run(console_for(), streams=1)
     assert "0 greedy: '[red] oak' became '[/INST] elm'" in capsys.readouterr().out
 
 
@@ -119,7 +134,7 @@ def test_streams_that_end_before_a_replica_is_killed_prove_nothing(
 ) -> None:
     """It succeeded, because all texts were the same."""
     pretend(monkeypatch, itertools.repeat("text"))
-    assert not chaos.run_chaos(Console(width=200), None, 2, 2, 16, 0.0, 48, 0, None)
+    assert not run(Console(width=200), streams=2)
     assert "no replica was killed" in capsys.readouterr().out
 
 

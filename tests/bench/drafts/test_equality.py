@@ -27,7 +27,9 @@ _ROUNDING = 1e-3
 @pytest.mark.nightly
 def test_ten_thousand_tokens_differ_at_most_where_two_candidates_are_a_rounding_apart(tmp_path: Path) -> None:
     with (tmp_path / "out.txt").open("w") as out:
-        rows = run_drafts(Console(file=out), 1, [], "float32", 64, None, None)
+        rows = run_drafts(
+            Console(file=out), rounds=1, only=[], dtype="float32", num_tokens=64, json_path=None, plot_path=None
+        )
     assert sum(row.tokens for row in rows) >= 10_000
     differences = [difference for row in rows for difference in row.differences]
     assert all(each.rounding is not None and each.rounding < _ROUNDING for each in differences), differences

@@ -26,9 +26,9 @@ def test_rows_are_measured_compared_and_written(tmp_path: Path, monkeypatch: pyt
 
     figures, plot = tmp_path / "figures.json", tmp_path / "plot.png"
     console = Console(file=(tmp_path / "out.txt").open("w"), width=200)
-    rows = run_drafts(
-        console, 1, ["asked again, temp", "16 side"], "float32", 12, figures, plot, None, model, tokenizer
-    )
+    options: Any = {"rounds": 1, "dtype": "float32", "num_tokens": 12, "make_model": model, "tokenizer": tokenizer}
+    only = ["asked again, temp", "16 side"]
+    rows = run_drafts(console, only=only, json_path=figures, plot_path=plot, **options)
     again, creative = json.loads(figures.read_text())["rows"]
     assert [again["name"], creative["name"]] == ["asked again, temperature 0.8", "16 side by side, temperature 1"]
     assert again["tokens"] == 16 * 12
@@ -39,4 +39,4 @@ def test_rows_are_measured_compared_and_written(tmp_path: Path, monkeypatch: pyt
     assert [row.ratio for row in rows] == [again["ratio"], creative["ratio"]]
     assert plot.read_bytes().startswith(b"\x89PNG")
     with pytest.raises(ValueError, match="--only: 'nothing' is in no name"):
-        run_drafts(console, 1, ["nothing"], "float32", 12, None, None, None, model, tokenizer)
+        run_drafts(console, only=["nothing"], json_path=None, plot_path=None, **options)

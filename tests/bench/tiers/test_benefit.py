@@ -13,6 +13,19 @@ from radixkv.bench.tiers import benefit, first_tokens, working_set, writing
 from radixkv.bench.tiers.benefit import run_tiers
 
 
+def run(model: Path, shared_cache: Path, json_path: Path | None = None, plot_path: Path | None = None) -> None:
+    run_tiers(
+        Console(quiet=True),
+        str(model),
+        conversations=8,
+        turns=3,
+        rounds=1,
+        shared_cache=str(shared_cache),
+        json_path=json_path,
+        plot_path=plot_path,
+    )
+
+
 @pytest.mark.usefixtures("loads_are_worth_it")  # a tiny model computes about as fast as a tier reads
 def test_every_row_is_measured_and_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(first_tokens, "RESTARTS", ((100, 0), (100, 20), (300, 20)))
@@ -21,7 +34,7 @@ def test_every_row_is_measured_and_drawn(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr(writing, "UNRELATED_ANSWER", 4)
     build_shallow("llama").save_pretrained(tmp_path / "model")
     path, plot = tmp_path / "figures.json", tmp_path / "figures.svg"
-    run_tiers(Console(quiet=True), str(tmp_path / "model"), 8, 3, 1, str(tmp_path / "shared"), path, plot)
+    run(tmp_path / "model", tmp_path / "shared", path, plot)
     figures = json.loads(path.read_text())
     assert [row["cached_tokens"] for row in figures["restart"]] == [99, 100, 300]
     shares = {row["tier"]: row["cached_share"] for row in figures["working_set"]["rows"]}
@@ -44,4 +57,4 @@ def test_a_shared_store_that_cannot_be_opened_is_refused_first(tmp_path: Path, m
     file.touch()
     monkeypatch.setattr(benefit, "measure_restart", None)
     with pytest.raises(ValueError, match="shared_cache: expected a folder"):
-        run_tiers(Console(quiet=True), str(tmp_path / "model"), 8, 3, 1, str(file), None, None)
+        run(tmp_path / "model", file)
