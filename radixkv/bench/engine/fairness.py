@@ -1,14 +1,14 @@
 """`radixkv bench fairness`: one greedy and three modest tenants on one engine.
 
-The greedy tenant sends everything at once. The modest ones have a few clients each. In closed loop a client asks, reads the
-answer, thinks and asks again, so a tenant never has more requests in progress than its equal share. In open loop clients ask
-at random moments (Poisson), whether or not they were answered, so slow answers do not reduce the load, and a tenant wants
-more than an equal share now and then.
+The greedy tenant sends everything at once. The modest ones have a few clients each. In closed loop a client sends a request,
+reads the answer, thinks and sends the next one, so a tenant never has more requests in progress than its equal share. In open
+loop clients send at random moments (Poisson), whether or not they were answered, so slow answers do not reduce the load, and
+a tenant has more than an equal share in progress now and then.
 
-Three runs of the same requests take turns: the modest tenants alone; with the greedy one; and with it but first come, first
+Three runs of the same requests alternate: the modest tenants alone; with the greedy one; and with it but first come, first
 served, as if all were one tenant. Clients think for a number of steps, not of seconds, so that a run is the same every time
-and on every machine. Waiting times are given in steps, in tokens computed meanwhile, which tell how long the steps were, and
-in seconds.
+and on every machine. Waiting times are given in steps, in tokens computed meanwhile, because steps differ in length, and in
+seconds.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from __future__ import annotations
 import random
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -107,6 +108,13 @@ class _Sent:
     num_computed: int
     wait: _Wait | None = None
 
+    def note_first_token(self, step: int, num_computed: int) -> None:
+        """Set the wait, if the first token has come by this step, before which so many tokens were computed."""
+        metrics = self.request.metrics
+        if self.wait is None and metrics.first_token_time is not None:
+            seconds = metrics.first_token_time - metrics.arrival_time
+            self.wait = _Wait(step - self.step, num_computed - self.num_computed, seconds)
+
 
 @dataclass(frozen=True, slots=True)
 class FairnessRun:
@@ -135,6 +143,45 @@ class FairnessRun:
     num_preemptions: int
 
 
+class _Clients:
+    """Clients that send their questions one after the other.
+
+    Args:
+        questions: of each client, in order.
+        open_loop: a client thinks from its last request on, otherwise from its last answer on.
+    """
+
+    def __init__(self, questions: Sequence[Sequence[_Question]], open_loop: bool) -> None:
+        self._questions = [deque(each) for each in questions]
+        self._open_loop = open_loop
+        # The step of each client's next request, if that is known.
+        self._due: dict[int, int] = {}
+        for client in range(len(questions)):
+            self._schedule(client, 0)
+
+    @property
+    def next_step(self) -> int | None:
+        """The first step at which there is a request; None: no client has one before it gets an answer."""
+        return min(self._due.values(), default=None)
+
+    def send(self, step: int) -> Iterator[tuple[int, _Question]]:
+        """The requests that are due at a step, each with its client."""
+        for client in [client for client, due in self._due.items() if due <= step]:
+            del self._due[client]
+            yield client, self._questions[client].popleft()
+            if self._open_loop:
+                self._schedule(client, step)
+
+    def answered(self, client: int, step: int) -> None:
+        """A client's request was answered before this step."""
+        if not self._open_loop:
+            self._schedule(client, step)
+
+    def _schedule(self, client: int, step: int) -> None:
+        if self._questions[client]:
+            self._due[client] = step + self._questions[client][0].think_steps
+
+
 def run_load(engine: Engine, load: FairnessLoad, kind: str) -> FairnessRun:
     """Run a load on an idle engine with an empty cache, to its end.
 
@@ -142,40 +189,30 @@ def run_load(engine: Engine, load: FairnessLoad, kind: str) -> FairnessRun:
         kind: `ALONE`, `FAIR` or `FIRST_COME`.
     """
     engine.reset_prefix_cache()
-    clients = [
-        questions
-        for questions in _clients(load, engine.loaded.vocab_size)
-        if kind != ALONE or questions[0].tenant != _GREEDY
+    questions = [
+        each for each in _questions(load, engine.loaded.vocab_size) if kind != ALONE or each[0].tenant != _GREEDY
     ]
-    due = {client: questions[0].think_steps for client, questions in enumerate(clients)}  # the step of its next request
+    clients = _Clients(questions, load.open_loop)
     sent: list[_Sent] = []
     unfinished: list[_Sent] = []
     step, num_computed, num_steps, preemptions = 0, 0, engine.num_steps, engine.scheduler.num_preemptions
     begin = time.perf_counter()
-    while due or unfinished:
-        if not unfinished:
-            step = max(step, min(due.values()))
-        for client in [client for client, moment in due.items() if moment <= step]:
-            del due[client]
-            question = clients[client].pop(0)
+    while unfinished or clients.next_step is not None:
+        if not unfinished and clients.next_step is not None:
+            step = max(step, clients.next_step)
+        for client, question in clients.send(step):
             request = _request(engine, f"{len(sent)}", question, "" if kind == FIRST_COME else question.tenant)
             engine.add(request)
             sent.append(_Sent(request, client, step, num_computed))
             unfinished.append(sent[-1])
-            if load.open_loop and clients[client]:
-                due[client] = step + clients[client][0].think_steps
         engine.step()
         step += 1
         num_computed += engine.last_batch.num_tokens
         for each in list(unfinished):
-            metrics = each.request.metrics
-            if each.wait is None and metrics.first_token_time is not None:
-                seconds = metrics.first_token_time - metrics.arrival_time
-                each.wait = _Wait(step - each.step, num_computed - each.num_computed, seconds)
+            each.note_first_token(step, num_computed)
             if each.request.finished:
                 unfinished.remove(each)
-                if clients[each.client] and not load.open_loop:
-                    due[each.client] = step + clients[each.client][0].think_steps
+                clients.answered(each.client, step)
     requests = [each.request for each in sent]
     greedy, modest = (
         [each.wait for each in sent if each.wait is not None and (each.request.namespace == _GREEDY) == is_greedy]
@@ -227,7 +264,7 @@ def run_fairness(
     plot_path: Path | None,
     load: FairnessLoad = _LOAD,
 ) -> None:
-    """Measure the load as it is and in open loop, print both, and write the files that are wanted."""
+    """Measure the load as it is and in open loop, print both, and write the files that have a path."""
     engine = LLM(model, max_num_seqs=_MAX_NUM_SEQS).engine
     run_load(engine, FairnessLoad(modest_requests=1, greedy_requests=16), FAIR)  # not counted: the first run is slower
     runs = _rounds(engine, console, load, rounds)
@@ -288,8 +325,8 @@ def plot_fairness(runs: Mapping[str, Sequence[FairnessRun]], path: Path) -> None
     figure.savefig(path, dpi=110)
 
 
-def _clients(load: FairnessLoad, vocab_size: int) -> list[list[_Question]]:
-    """What each client asks, in order; the greedy tenant has a client for each of its requests."""
+def _questions(load: FairnessLoad, vocab_size: int) -> list[list[_Question]]:
+    """Each client's questions, in order; the greedy tenant has a client for each of its requests."""
     rng = random.Random(load.seed)
 
     def tokens(count: int) -> list[int]:
@@ -307,8 +344,9 @@ def _clients(load: FairnessLoad, vocab_size: int) -> list[list[_Question]]:
     for number in range(load.modest_tenants):
         stem = tokens(load.stem_tokens)
         for _ in range(load.modest_clients):
-            asks = [question(f"modest {number + 1}", stem, load.think_steps) for _ in range(load.modest_requests)]
-            clients.append(asks)
+            clients.append(
+                [question(f"modest {number + 1}", stem, load.think_steps) for _ in range(load.modest_requests)]
+            )
     return clients
 
 
