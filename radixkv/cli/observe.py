@@ -140,8 +140,9 @@ def simulate(
         cost = CostModel(prefill_ms / 1000, decode_ms / 1000, step_ms / 1000)
         size = DEFAULT_BLOCKS if blocks is None else blocks
         report = simulate_replicas(console, trace, replicas, router, size, load, ingresses, cost)
-    if json_path is not None:
-        json_path.write_text(json.dumps(asdict(report), indent=1) + "\n")
+    from radixkv.bench.common.figures import write_figures
+
+    write_figures(json_path, asdict(report))
     if plot is not None:
         report.plot(plot)
     report.print_to(console)

@@ -14,8 +14,8 @@ from radixkv.routing import Placement, Router
 class Chooser:
     """Chooses replicas, numbered from 0 on.
 
-    After `choose`, `prefilled` and `finish` are called for every request; and a little after each of these, as all ingresses
-    hear of it, `expect`, `expected_prefilled` and `expected_finished`. All but `choose` do nothing by default.
+    After `choose`, `prefilled` and `finish` are called for every request; and shortly after each, when all ingresses
+    are notified, `expect`, `expected_prefilled` and `expected_finished`. All but `choose` do nothing by default.
     """
 
     def choose(self, request: int, blocks: Sequence[int], num_tokens: int) -> int:
@@ -167,7 +167,7 @@ class Prefix(Chooser):
     def __init__(self, num_replicas: int, routers: Sequence[Router], seed: int) -> None:
         self._routers = routers
         self._random = random.Random(seed)
-        # Kept until all ingresses have heard of a request's end.
+        # Kept until all ingresses are notified of a request's end.
         self._sent: dict[int, tuple[Router, Placement]] = {}
         for router in routers:
             for number in range(num_replicas):

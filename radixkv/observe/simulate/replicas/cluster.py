@@ -24,7 +24,7 @@ from radixkv.observe.simulate.replicas.cost_model import CostModel
 from radixkv.observe.simulate.trace import LAST_TOKEN, Trace, TracedRequest
 from radixkv.routing import PrefillRate
 
-# Delay until routers know of a change.
+# Delay until a change reaches the routers.
 _SECONDS_TO_PUBLISH = 0.1
 
 
@@ -77,7 +77,7 @@ class Cluster:
     """Runs a trace once.
 
     Args:
-        trace: what is asked.
+        trace: the requests.
         num_replicas: that share the requests.
         num_blocks: of each replica's cache.
         cost: how long things take.
@@ -173,7 +173,7 @@ class Cluster:
         if table is not None:
             replica.cache.append(table, request.prompt[num_hits:])
             self._publish_events(replica)
-        self._later(_SECONDS_TO_PUBLISH, lambda: self._tell_prefilled(replica, number))
+        self._later(_SECONDS_TO_PUBLISH, lambda: self._report_prefilled(replica, number))
         num_tokens = request.num_output_tokens or len(request.output) * self._trace.block_size
         self._change(replica, 0, begins=(num_tokens, number))
         self._start(replica)
@@ -229,7 +229,7 @@ class Cluster:
         num_tokens = self._num_prompt_tokens(self._trace.requests[number])
         self._later(_SECONDS_TO_PUBLISH, lambda: self._chooser.expect(replica.number, number, hashes, num_tokens))
 
-    def _tell_prefilled(self, replica: _Replica, number: int) -> None:
+    def _report_prefilled(self, replica: _Replica, number: int) -> None:
         self._chooser.expected_prefilled(replica.number, number)
         self._chooser.report(replica.number, replica.rate.seconds_per_token)
 
