@@ -50,7 +50,7 @@ def resolve_folder(model: str | Path | None, in_blocks: bool = False, with_weigh
     path = Path(model)
     if path.is_dir():
         if not (path / "config.json").is_file():
-            raise _missing(model, "the folder has no config.json")
+            raise _missing(model, f"the folder has no config.json{_hint(path)}")
         return ModelFolder(path)
     if path.suffix.lower() == ".gguf":
         if not path.is_file():
@@ -62,7 +62,7 @@ def resolve_folder(model: str | Path | None, in_blocks: bool = False, with_weigh
         raise _missing(model, "there is no such folder")
     path = _fetch(str(model), with_weights)
     if with_weights and not (path / "config.json").is_file():
-        raise _missing(model, f"{path} has no config.json")
+        raise _missing(model, f"{path} has no config.json{_hint(path)}")
     return ModelFolder(path, path.name)
 
 
@@ -99,6 +99,11 @@ def _fetch(model: str, with_weights: bool) -> Path:
     except Exception as error:  # of any class: there is no model to load
         reason = one_line(str(error))
         raise _missing(model, f"neither a folder here nor a model on the hub that can be reached ({reason})") from error
+
+
+def _hint(folder: Path) -> str:
+    """What to do with a folder that holds no model; empty: that is not known."""
+    return "; merge the adapter in it into its base model" if (folder / "adapter_config.json").is_file() else ""
 
 
 def _missing(model: str | Path, reason: str) -> ModelLoadError:

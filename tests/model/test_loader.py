@@ -213,6 +213,12 @@ def test_missing_models_are_refused(name: str, message: str) -> None:
         load_model(name)
 
 
+def test_an_adapter_is_refused_as_one(tmp_path: Path) -> None:
+    (tmp_path / "adapter_config.json").write_text("{}")
+    with pytest.raises(ModelLoadError, match=r"has no config\.json; merge the adapter in it into its base model$"):
+        load_model(tmp_path)
+
+
 @pytest.mark.parametrize("name", ["model.safetensors", "config.json"])
 def test_a_file_of_a_folder_is_refused_as_one(name: str, tmp_path: Path) -> None:
     """Its bytes were read as a configuration."""
