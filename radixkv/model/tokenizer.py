@@ -56,7 +56,7 @@ def read_tokenizer(folder: Path) -> Any:
         ValueError: it needs code of its own.
     """
     try:
-        return transformers.AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+        tokenizer = transformers.AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
     except ImportError:
         raise
     except Exception as error:  # tokenizers has no class of its own; of a file of other contents, any can come
@@ -68,6 +68,9 @@ def read_tokenizer(folder: Path) -> Any:
         raise ModelLoadError(
             f"{damaged}: expected a part of a tokenizer, it cannot be read ({first_line(error)})"
         ) from error
+    # Of many classes, transformers makes one without a vocabulary, which has a few special tokens alone.
+    is_made_up = hasattr(tokenizer, "backend_tokenizer") and _vocabulary(folder) is None
+    return None if is_made_up else tokenizer
 
 
 def _damaged_file(folder: Path) -> Path | None:
@@ -84,6 +87,11 @@ def _damaged_file(folder: Path) -> Path | None:
             return path
         if not isinstance(contents, dict):
             return path
+    return _vocabulary(folder)
+
+
+def _vocabulary(folder: Path) -> Path | None:
+    """The file with a tokenizer's vocabulary; None: there is none."""
     return next((path for pattern in _VOCABULARIES for path in sorted(folder.glob(pattern))), None)
 
 

@@ -58,6 +58,15 @@ def test_a_folder_whose_tokenizer_lacks_its_vocabulary_serves_token_ids(tmp_path
     assert load_model(tmp_path).tokenizer is None
 
 
+@pytest.mark.parametrize("contents", [None, '{"tokenizer_class": "LlamaTokenizer"}'])
+def test_no_tokenizer_is_made_without_a_vocabulary(contents: str | None, tmp_path: Path) -> None:
+    """transformers made one of five special tokens, and each text was an unknown token, or none."""
+    build_supported("gemma").save_pretrained(tmp_path)
+    if contents is not None:
+        (tmp_path / "tokenizer_config.json").write_text(contents)
+    assert load_model(tmp_path).tokenizer is None
+
+
 @pytest.mark.parametrize(
     ("name", "contents"),
     [
