@@ -36,7 +36,7 @@ from radixkv.model.silence import silence_transformers
 from radixkv.model.source import load_errors, resolve_folder
 from radixkv.model.supported import check_supported
 from radixkv.model.text_interface import TextInterface
-from radixkv.model.tokenizer import chat_format_of, chosen_tokenizer, read_tokenizer
+from radixkv.model.tokenizer import chat_format_of, chosen_tokenizer, read_tokenizer, warn_of_tokens_beyond
 from radixkv.model.weights.checkpoint import read_checkpoint
 from radixkv.model.weights.deferred import DeferredWeights
 from radixkv.model.weights.shared import share_weights
@@ -140,6 +140,7 @@ def _prepare(
     fix_dynamic(model)
     generation_config = generation_config or unprepared.generation_config or model.generation_config
     sampling_defaults = sampling_defaults_of(generation_config, config, name)
+    warn_of_tokens_beyond(vocab_size, unprepared.tokenizer, name)
     weights_fingerprint = _fingerprint(unprepared, config.quantization, is_wanted=fingerprint)
     if unprepared.origin is not None:
         drop_unused_parts(model, name)

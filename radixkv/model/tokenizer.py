@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import json
+import logging
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -24,6 +25,8 @@ from radixkv.model.silence import silence_transformers
 from radixkv.model.source import load_errors, needs_code, resolve_folder
 from radixkv.model.text_interface import TextInterface
 from radixkv.tools.chat_format import ChatFormat
+
+_log = logging.getLogger(__name__)
 
 # Files of a tokenizer: those that are JSON objects, and those that may hold its vocabulary.
 _JSON_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.json")
@@ -93,6 +96,26 @@ def _damaged_file(folder: Path) -> Path | None:
 def _vocabulary(folder: Path) -> Path | None:
     """The file with a tokenizer's vocabulary; None: there is none."""
     return next((path for pattern in _VOCABULARIES for path in sorted(folder.glob(pattern))), None)
+
+
+def warn_of_tokens_beyond(vocab_size: int, tokenizer: Any, name: str) -> None:
+    """Write a warning to the log where a tokenizer has tokens that a model has not.
+
+    Args:
+        vocab_size: of the model.
+        tokenizer: None: there is none.
+        name: of the model.
+    """
+    last = max([getattr(tokenizer, "vocab_size", 0) - 1, *getattr(tokenizer, "added_tokens_decoder", ())])
+    if last >= vocab_size:
+        _log.warning(
+            "%s: its tokenizer has tokens up to %d, %r, its vocabulary up to %d: prompts with others are refused, and no "
+            "answer ends with them",
+            name,
+            last,
+            tokenizer.convert_ids_to_tokens(last),
+            vocab_size - 1,
+        )
 
 
 def chosen_tokenizer(config: ModelConfig, read_own: Callable[[], Any]) -> Any:

@@ -67,6 +67,19 @@ def test_no_tokenizer_is_made_without_a_vocabulary(contents: str | None, tmp_pat
     assert load_model(tmp_path).tokenizer is None
 
 
+@pytest.mark.parametrize("added", [[], ["<image>"]])
+def test_a_warning_names_tokens_beyond_the_vocabulary_of_the_model(
+    added: list[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    """An end token was dropped without a word, or each conversation was refused."""
+    words = Tokenizer(BPE({f"w{index}": index for index in range(200 if added else 250)}, []))
+    tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=words)
+    tokenizer.add_tokens(added)
+    load_model(build_supported("llama"), ModelConfig(tokenizer=tokenizer))
+    last = "200, '<image>'" if added else "249, 'w249'"
+    assert f"LlamaForCausalLM: its tokenizer has tokens up to {last}, its vocabulary up to 199: " in caplog.text
+
+
 @pytest.mark.parametrize(
     ("name", "contents"),
     [
