@@ -45,10 +45,10 @@ class AnswerTokens:
         tokens    |       |      ||        |  |
         piece        1       1  1     2     2
 
-    A token that is left out of the text is one of the thought, if that ends where it is.
+    A token that is left out of the text is one of the reasoning, if that ends where it is.
 
     Attributes:
-        num_reasoning: how many tokens the thoughts have so far.
+        num_reasoning: how many tokens the reasoning has so far.
 
     Args:
         length: of the answer's text, empty at first.
@@ -58,7 +58,7 @@ class AnswerTokens:
         self.num_reasoning = 0
         self._length = length
         self._unreached: list[AnswerToken] = []  # by any piece so far
-        self._thought_end = -1  # if the last piece is a thought
+        self._reasoning_end = -1  # if the last piece is reasoning
 
     def locate(self, output: CompletionOutput, pieces: Sequence[ReadPiece]) -> list[LocatedPiece]:
         """The pieces with their tokens.
@@ -72,7 +72,7 @@ class AnswerTokens:
             begin = self._length.characters
             self._length.add(token_id)
             self._unreached.append(AnswerToken(token_id, begin, self._length.characters, logprobs))
-        self._count_behind_thought()
+        self._count_behind_reasoning()
         return [LocatedPiece(piece, self._take(piece, end)) for piece, end in pieces]
 
     def _take(self, piece: AnswerPiece, end: int) -> list[AnswerToken]:
@@ -80,18 +80,18 @@ class AnswerTokens:
         num_reached = bisect_left(self._unreached, end, key=attrgetter("begin"))
         reached = self._unreached[:num_reached]
         del self._unreached[:num_reached]
-        self._thought_end = -1
+        self._reasoning_end = -1
         if isinstance(piece, ReasoningPiece):
             self.num_reasoning += num_reached
-            self._thought_end = end
-            self._count_behind_thought()
+            self._reasoning_end = end
+            self._count_behind_reasoning()
         if not isinstance(piece, TextPiece):
             return []
         begin = end - len(piece.text)
         # A token that is only part of a character ends where it begins.
         return [token for token in reached if token.end > begin or token.begin == begin]
 
-    def _count_behind_thought(self) -> None:
-        num_behind = bisect_right(self._unreached, self._thought_end, key=attrgetter("end"))
+    def _count_behind_reasoning(self) -> None:
+        num_behind = bisect_right(self._unreached, self._reasoning_end, key=attrgetter("end"))
         del self._unreached[:num_behind]
         self.num_reasoning += num_behind

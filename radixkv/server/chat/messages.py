@@ -38,7 +38,7 @@ class RefusalPart(StrictModel):
 
 
 class ThinkingPart(StrictModel):
-    """What the assistant thought, as LiteLLM sends what it got from Anthropic's clients."""
+    """Reasoning of the assistant, as LiteLLM sends what it got from Anthropic's clients."""
 
     type: Literal["thinking"]
     thinking: str
@@ -46,7 +46,7 @@ class ThinkingPart(StrictModel):
 
     @property
     def text(self) -> str:
-        """The thought."""
+        """The reasoning."""
         return self.thinking
 
 
@@ -72,7 +72,7 @@ class ChatMessage(StrictModel):
     Attributes:
         content: may be null where there are tool calls or a refusal.
         refusal: of an assistant's message: what it said instead of an answer; read as its content.
-        reasoning_content: of an assistant's message: what it thought, for templates that write it.
+        reasoning_content: of an assistant's message: its reasoning, for templates that write it.
         reasoning: vLLM's name of the same.
         tool_calls: of an assistant's message: the tools that it called.
         tool_call_id: of a tool's message: the call whose result it is.
@@ -107,11 +107,6 @@ class ChatMessage(StrictModel):
         return parts if self.refusal is None else [*parts, self.refusal]
 
     @property
-    def thought(self) -> str | None:
-        """What the assistant thought."""
-        return self.reasoning if self.reasoning_content is None else self.reasoning_content
-
-    @property
     def texts(self) -> list[str]:
         """All text that a template may write."""
         calls = [
@@ -119,7 +114,8 @@ class ChatMessage(StrictModel):
             for call in self.tool_calls or []
             for text in (f"{call.id}{call.function.name}", call.function.arguments)
         ]
-        return [*self._written, *calls, "".join(filter(None, (self.thought, self.name, self.tool_call_id)))]
+        reasoning = self.reasoning if self.reasoning_content is None else self.reasoning_content
+        return [*self._written, *calls, "".join(filter(None, (reasoning, self.name, self.tool_call_id)))]
 
 
 # An empty list is not refused here but by `LLM.chat`'s check, with its message.

@@ -58,8 +58,8 @@ class AssistantMessage(BaseModel):
             for call in answer.tool_calls
         ]
         content = answer.text or None if calls or calls_required else answer.text
-        thought = answer.reasoning
-        return cls(content=content, reasoning=thought, reasoning_content=thought, tool_calls=calls or None)
+        reasoning = answer.reasoning
+        return cls(content=content, reasoning=reasoning, reasoning_content=reasoning, tool_calls=calls or None)
 
 
 class ChatChoice(BaseModel):
@@ -89,7 +89,7 @@ class ChatCompletion(BaseModel):
 
 
 class ChatDelta(TypedDict, total=False):
-    """The new part of an answer; only the first one has the role. Thoughts have the names of `AssistantMessage`."""
+    """The new part of an answer; only the first one has the role. Reasoning has the names of `AssistantMessage`."""
 
     role: Literal["assistant"]
     content: str

@@ -25,8 +25,8 @@ class Turns:
         self._role = ""
         self._texts: list[str] = []
         self._calls: list[Mapping[str, Any]] = []
-        # Whether the assistant has thought since the last text that is in a message.
-        self._has_thought = False
+        # Whether reasoning was added since the last text that is in a message.
+        self._has_reasoning = False
 
     def add_text(self, role: str, text: str) -> None:
         """Go on with a role's text, or begin it. Texts of the assistant follow each other directly, others on new lines."""
@@ -36,12 +36,12 @@ class Turns:
         self._texts.append(text)
 
     def add_reasoning(self, text: str) -> None:
-        """Begin a message of the assistant with what it thought; empty: that is not known, and its next text begins one."""
+        """Begin a message of the assistant with its reasoning; empty: that is not known, and its next text begins one."""
         if text or (self._texts and self._role == "assistant"):
             self._write()
         if text:
             self._messages.append({"role": "assistant", "content": None, "reasoning_content": text})
-        self._has_thought = True
+        self._has_reasoning = True
 
     def add_call(self, call_id: str, name: str, arguments: str) -> None:
         """Add a call of a function by the assistant, with JSON text of its arguments."""
@@ -61,14 +61,14 @@ class Turns:
         """Put what is in no message yet into the last one, if that is its role's, or into a new one."""
         if self._texts:
             message = self._pop(self._role)
-            is_before_thought = self._has_thought and self._role == "assistant" and message["content"] is not None
-            if "tool_calls" in message or is_before_thought:
+            is_before_reasoning = self._has_reasoning and self._role == "assistant" and message["content"] is not None
+            if "tool_calls" in message or is_before_reasoning:
                 self._messages.append(message)
                 message = {"role": self._role, "content": None}
             before = [] if message["content"] is None else [message["content"]]
             text = ("" if self._role == "assistant" else "\n").join([*before, *self._texts])
             self._messages.append({**message, "content": text})
-            self._texts, self._has_thought = [], False
+            self._texts, self._has_reasoning = [], False
         if self._calls:
             message = self._pop("assistant")
             self._messages.append({**message, "tool_calls": [*message.get("tool_calls", ()), *self._calls]})

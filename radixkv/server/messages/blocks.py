@@ -181,7 +181,7 @@ class ToolResultBlock(StrictModel):
 
 
 class ThinkingBlock(StrictModel):
-    """What the assistant thought before it answered. The signature is not checked: clients may write a history."""
+    """Reasoning of the assistant before its answer. The signature is not checked: clients may write a history."""
 
     type: Literal["thinking"]
     thinking: str

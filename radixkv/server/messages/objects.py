@@ -18,7 +18,7 @@ class TextContent(BaseModel):
 
 
 class ThinkingContent(BaseModel):
-    """What the model thought; it is not signed."""
+    """Reasoning of the model; it is not signed."""
 
     type: Literal["thinking"] = "thinking"
     thinking: str

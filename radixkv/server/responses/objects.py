@@ -52,7 +52,7 @@ class OutputFunctionCall(BaseModel):
 
 
 class OutputReasoning(BaseModel):
-    """What the model thought."""
+    """Reasoning of the model."""
 
     type: Literal["reasoning"] = "reasoning"
     id: str
