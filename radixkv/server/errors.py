@@ -73,7 +73,7 @@ class ApiError(Exception):
         self.headers = headers
         error_type = "server_error" if status >= 500 else "invalid_request_error"
         error_type = "rate_limit_error" if status == HTTPStatus.TOO_MANY_REQUESTS else error_type
-        # The message may quote half of a surrogate pair, which JSON can represent and UTF-8 cannot.
+        # The message may quote a lone surrogate, which JSON can represent and UTF-8 cannot.
         encodable = message.encode(errors="replace").decode()
         self.body = ErrorBody(error=ErrorDetail(message=encodable, type=error_type, param=param, code=code))
 

@@ -36,8 +36,8 @@ def _with_whole_numbers(value: Any, depth: int = _MAX_LIST_DEPTH) -> Any:
     return value
 
 
-def refuse_half_pairs(body: Any) -> Any:
-    """Refuse a body that has half of a surrogate pair anywhere: JSON can hold it, and a response in UTF-8 cannot.
+def refuse_lone_surrogates(body: Any) -> Any:
+    """Refuse a body that has a lone surrogate anywhere: JSON can hold it, and a response in UTF-8 cannot.
 
     Returns:
         The body.
@@ -45,14 +45,14 @@ def refuse_half_pairs(body: Any) -> Any:
     Raises:
         ValidationError: it names the place: of a key, the object that has it.
     """
-    wrong = _find_half_pair(body)
+    wrong = _find_lone_surrogate(body)
     if wrong is not None:
         raise ValidationError.from_exception_data("body", [wrong])
     return body
 
 
-def _find_half_pair(value: Any) -> InitErrorDetails | None:
-    """The first string in a value, at whatever depth, that has half of a surrogate pair."""
+def _find_lone_surrogate(value: Any) -> InitErrorDetails | None:
+    """The first string in a value, at whatever depth, that has a lone surrogate."""
     if isinstance(value, str):
         return None if is_unicode(value) else InitErrorDetails(type="string_unicode", loc=(), input=value)
     if not isinstance(value, dict | list):
@@ -62,7 +62,7 @@ def _find_half_pair(value: Any) -> InitErrorDetails | None:
     for key, each in value.items() if isinstance(value, dict) else enumerate(value):
         if isinstance(key, str) and not is_unicode(key):
             return InitErrorDetails(type="string_unicode", loc=(), input=key)
-        wrong = _find_half_pair(each)
+        wrong = _find_lone_surrogate(each)
         if wrong is not None:
             return {**wrong, "loc": (key, *wrong["loc"])}
     return None

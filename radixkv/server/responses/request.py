@@ -14,7 +14,7 @@ from radixkv.server.not_supported import Only
 from radixkv.server.protocol import MAX_LOGPROBS
 from radixkv.server.response_format import JsonObjectFormat, TextFormat
 from radixkv.server.responses.items import MAX_ITEMS, InputItem
-from radixkv.server.strict import StrictModel, refuse_half_pairs
+from radixkv.server.strict import StrictModel, refuse_lone_surrogates
 from radixkv.server.unions import OneOf
 
 
@@ -107,7 +107,7 @@ Tool = Annotated[FunctionTool | NamespaceTool, OneOf("tools")]
 class InputTokensRequest(StrictModel):
     """A prompt; null selects the default."""
 
-    _refuse_half_pairs = model_validator(mode="before")(refuse_half_pairs)
+    _refuse_lone_surrogates = model_validator(mode="before")(refuse_lone_surrogates)
 
     input: str | Annotated[list[InputItem], Field(max_length=MAX_ITEMS)]
     model: str | None = None
