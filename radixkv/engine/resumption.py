@@ -91,4 +91,4 @@ def _replay(sequence: TokenSequence, token_ids: Sequence[int]) -> None:
                 f"resume: sample {sequence.index}: expected {number} tokens, with which it had ended, got {len(token_ids)}"
             )
     if grammar is not None:
-        grammar.budget.forgive()
+        grammar.budget.discard_step()

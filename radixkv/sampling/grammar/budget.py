@@ -45,8 +45,8 @@ class GrammarBudget:
         self._step_seconds += seconds
         self._stalled_seconds += seconds if stalled is None else stalled
 
-    def forgive(self) -> None:
-        """Forget what was taken in the present step: it was a replay of tokens that were paid for elsewhere."""
+    def discard_step(self) -> None:
+        """Discard the time of the present step: it was a replay of tokens whose time was charged elsewhere."""
         self._step_seconds = self._stalled_seconds = 0.0
 
     def _settle(self, share: float) -> bool:
