@@ -18,7 +18,7 @@ from radixkv.server.chat.messages import ChatMessage
 from radixkv.server.config import ServerConfig
 from radixkv.server.errors import ApiError
 from radixkv.server.operation.metrics import ServerMetrics
-from radixkv.server.output.encoded import EncoderThread
+from radixkv.server.output.encoding import EncoderThread
 from radixkv.server.output.token_text import TokenTexts
 from radixkv.server.protocol import GenerationRequest
 from radixkv.server.responses.store import ResponseStore

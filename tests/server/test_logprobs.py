@@ -20,7 +20,7 @@ from radixkv.server import completions
 from radixkv.server.chat import routes as chat_completions
 from radixkv.server.chat.routes import AssistantMessage, ChatChoice
 from radixkv.server.completions import Completion, CompletionChoice
-from radixkv.server.output.encoded import encode_response
+from radixkv.server.output.encoding import encode_response
 from radixkv.server.output.logprobs import (
     ChatLogprobs,
     ChosenTokenLogprob,

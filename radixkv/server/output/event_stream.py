@@ -11,7 +11,7 @@ from pydantic import BaseModel
 from starlette.types import Message, Receive, Scope, Send
 
 from radixkv.server.errors import as_api_error
-from radixkv.server.output.encoded import encode_response
+from radixkv.server.output.encoding import encode_response
 
 # Many clients give up where nothing comes for five minutes.
 _SECONDS_BETWEEN_KEEP_ALIVES = 15.0

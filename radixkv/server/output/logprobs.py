@@ -1,4 +1,4 @@
-"""Log-probabilities in the forms of both endpoints, written as JSON (see `radixkv.server.output.encoded` for why)."""
+"""Log-probabilities in the forms of both endpoints, written as JSON (see `radixkv.server.output.encoding` for why)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from pydantic import BaseModel
 
 from radixkv.outputs import Logprob, PromptLogprobs
-from radixkv.server.output.encoded import EncodedPart, EncoderThread
+from radixkv.server.output.encoding import EncodedPart, EncoderThread
 from radixkv.server.output.token_text import TokenTexts
 
 

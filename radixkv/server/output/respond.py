@@ -13,7 +13,7 @@ from pydantic import BaseModel
 
 from radixkv.outputs import RequestMetrics
 from radixkv.server.errors import ApiError
-from radixkv.server.output.encoded import encode_response
+from radixkv.server.output.encoding import encode_response
 from radixkv.server.output.event_stream import KEEP_ALIVE_COMMENT, EventStream, events_until_done
 from radixkv.server.protocol import Usage
 

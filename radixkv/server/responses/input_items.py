@@ -12,7 +12,7 @@ from pydantic import BaseModel
 
 from radixkv.server.chat.messages import RefusalPart
 from radixkv.server.errors import ApiError
-from radixkv.server.output.encoded import EncodedPart
+from radixkv.server.output.encoding import EncodedPart
 from radixkv.server.responses.items import (
     FunctionCallOutputItem,
     InputImage,
