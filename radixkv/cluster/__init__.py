@@ -12,7 +12,7 @@
         membership.py       which are wanted
       streams.py            answers that go on when their replica is lost
         sent_request.py, attempt.py, losses.py                            what is sent, one try, and how often it is made
-        answer_lines.py, answer_checks.py, received.py                    what comes back
+        answer_lines.py, answer_checks.py, received_answer.py             what comes back
       replica_calls.py      calls of one or all: replica_pins.py, replica_explanations.py, tenant_shares.py
     run.py                  the processes
 

@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Iterator
 
 from radixkv.cache import InvalidArgumentError
-from radixkv.cluster.feed import BlockFeed
+from radixkv.cluster.feed import RecordFeed
 from radixkv.cluster.records import ArrivedRequest, Kind, encode_arrived, encode_number
 from radixkv.prompts import Prompt
 from radixkv.routing import prompt_hashes
@@ -17,7 +17,7 @@ class AnnouncedRequests:
     """The unfinished requests of a replica, and the readers to which they are announced. It belongs to one event loop."""
 
     def __init__(self) -> None:
-        self._readers: dict[BlockFeed, int] = {}  # each with the number by which it sends requests
+        self._readers: dict[RecordFeed, int] = {}  # each with the number by which it sends requests
         self._requests: dict[int, PendingRequest] = {}
         self._numbers = itertools.count(1)
 
@@ -35,7 +35,7 @@ class AnnouncedRequests:
         self._requests[request.number] = request
         return request
 
-    def join(self, feed: BlockFeed, reader: int) -> Iterator[bytes]:
+    def join(self, feed: RecordFeed, reader: int) -> Iterator[bytes]:
         """Announce requests to one more reader, which sends its own by this number, from now on.
 
         Returns:
@@ -45,7 +45,7 @@ class AnnouncedRequests:
         self._readers[feed] = reader
         return self._records(feed, [request for request in self._requests.values() if request.sender != reader])
 
-    def _records(self, feed: BlockFeed, requests: list[PendingRequest]) -> Iterator[bytes]:
+    def _records(self, feed: RecordFeed, requests: list[PendingRequest]) -> Iterator[bytes]:
         for request in requests:
             if request.number not in self._requests:
                 continue
@@ -56,7 +56,7 @@ class AnnouncedRequests:
             request.announced_to.add(feed)
             yield record
 
-    def leave(self, feed: BlockFeed) -> None:
+    def leave(self, feed: RecordFeed) -> None:
         """Announce nothing more to a reader; one that has not joined is ignored."""
         self._readers.pop(feed, None)
         for request in self._requests.values():
@@ -82,7 +82,7 @@ class PendingRequest:
     ) -> None:
         self.number = number
         self.sender = sender
-        self.announced_to: set[BlockFeed] = set()
+        self.announced_to: set[RecordFeed] = set()
         self._requests = requests
         self._prompt = prompt
         self._params = params

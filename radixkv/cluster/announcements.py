@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from radixkv.async_llm import AsyncLLM
 from radixkv.cluster.announced_requests import AnnouncedRequests
 from radixkv.cluster.counters import counters_of
-from radixkv.cluster.feed import BlockFeed
+from radixkv.cluster.feed import RecordFeed
 from radixkv.cluster.load import ReplicaLoad
 from radixkv.cluster.records import encode_held, encode_load
 from radixkv.engine.engine import Engine
@@ -55,10 +55,10 @@ class Announcements:
         """
         llm, awake = self._llm, asyncio.Event()
         wake = partial(call_in_loop, asyncio.get_running_loop(), awake.set)
-        begun: list[BlockFeed] = []
+        begun: list[RecordFeed] = []
 
         def begin(engine: Engine) -> NDArray[np.uint64]:
-            feed = BlockFeed(engine.cache.block_size, wake)
+            feed = RecordFeed(engine.cache.block_size, wake)
             engine.cache.add_observer(feed)
             begun.append(feed)
             return engine.cache.block_hashes()
@@ -93,7 +93,7 @@ class Announcements:
             self._removals.add(removal)
             removal.add_done_callback(self._removals.discard)
 
-    async def _changes(self, feed: BlockFeed, awake: asyncio.Event) -> AsyncGenerator[bytes, None]:
+    async def _changes(self, feed: RecordFeed, awake: asyncio.Event) -> AsyncGenerator[bytes, None]:
         """The loads, and what has come and gone, until nothing more will follow; the feed sets ``awake``."""
         llm, loop = self._llm, asyncio.get_running_loop()
         sent: ReplicaLoad | None = None
@@ -116,7 +116,7 @@ class Announcements:
             if records:
                 yield records
 
-    async def _forget(self, begun: list[BlockFeed]) -> None:
+    async def _forget(self, begun: list[RecordFeed]) -> None:
         """Remove feeds. Calls run in order: even if the reader left before its feed began, it has begun when this runs."""
 
         def end(engine: Engine) -> None:

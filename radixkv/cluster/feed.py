@@ -10,8 +10,8 @@ from radixkv.cache.observer import TreeObserver
 from radixkv.cluster.records import HASH_BYTES, Kind, encode_hashes, encode_record
 
 
-class BlockFeed(TreeObserver):
-    """Collects a cache's changes for one reader, which takes them from another thread.
+class RecordFeed(TreeObserver):
+    """Collects records of a cache's changes, and others, for one reader, which takes them from another thread.
 
     Args:
         block_size: tokens per block.

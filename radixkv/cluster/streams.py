@@ -34,7 +34,7 @@ from radixkv.cluster.answer_lines import answer_lines, has_died
 from radixkv.cluster.attempt import Attempt, MovedError
 from radixkv.cluster.connection import check_secret
 from radixkv.cluster.losses import Losses, LostError, RefusedError
-from radixkv.cluster.received import Received
+from radixkv.cluster.received_answer import ReceivedAnswer
 from radixkv.cluster.sent_request import SentRequest
 from radixkv.cluster.wire import (
     ACCEPTED_HEADER,
@@ -162,7 +162,7 @@ class ReplicaStreams:
             params = replace(params, seed=self._seeds.getrandbits(63))
         times = times or RequestMetrics(time.monotonic())
         known = RequestOutput(request_id, prompt.text, list(prompt.token_ids), None, [], False, 0, times)
-        received = Received(params.n, prompt.resume, params.max_tokens, times)
+        received = ReceivedAnswer(params.n, prompt.resume, params.max_tokens, times)
         checks = AnswerChecks(known.prompt_token_ids, params, self._vocab_size)
         request = SentRequest(request_id, prompt, params, priority, tenant, times, on_accepted)
 

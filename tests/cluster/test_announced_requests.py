@@ -15,7 +15,7 @@ from support.pretended_replicas import GREEDY
 from radixkv import CompletionOutput, SamplingParams
 from radixkv.cache import InvalidArgumentError
 from radixkv.cluster.announced_requests import AnnouncedRequests, PendingRequest
-from radixkv.cluster.feed import BlockFeed
+from radixkv.cluster.feed import RecordFeed
 from radixkv.cluster.records import Kind, RecordReader, decode_arrived, decode_number
 from radixkv.prompts import Prompt
 
@@ -28,7 +28,7 @@ class Reader:
 
     def __init__(self, sender: int = 0) -> None:
         self.sender = sender
-        self.feed = BlockFeed(BLOCK, lambda: None)
+        self.feed = RecordFeed(BLOCK, lambda: None)
         self.known: set[int] = set()
         self.prefilled: set[int] = set()
         self.num_records = 0
@@ -96,7 +96,7 @@ class Unfinished(RuleBasedStateMachine):
     @rule(told=st.integers(0, 2))
     def join_and_leave(self, told: int) -> None:
         """A reader leaves while it gets the first records."""
-        feed = BlockFeed(BLOCK, lambda: None)
+        feed = RecordFeed(BLOCK, lambda: None)
         list(islice(self.requests.join(feed, 1), told))
         self.requests.leave(feed)
 
@@ -194,7 +194,7 @@ def test_of_what_is_not_shared_by_the_cache_only_its_length_is_announced(
     prompt: Prompt, params: SamplingParams, expected: tuple[int, int]
 ) -> None:
     """With prompt_logprobs, what a replica held of a prompt did not count as work for it."""
-    requests, feed = AnnouncedRequests(), BlockFeed(BLOCK, lambda: None)
+    requests, feed = AnnouncedRequests(), RecordFeed(BLOCK, lambda: None)
     requests.add(prompt, params, 1)
     (record,) = requests.join(feed, OTHER)
     ((_, payload),) = RecordReader().read(record)

@@ -7,7 +7,7 @@ import random
 import numpy as np
 
 from radixkv.cache import PrefixCache
-from radixkv.cluster.feed import BlockFeed
+from radixkv.cluster.feed import RecordFeed
 from radixkv.cluster.records import Kind, RecordReader, decode_hashes, encode_held
 
 
@@ -38,7 +38,7 @@ def test_records_tell_what_is_held_however_they_are_cut() -> None:
 
     for _ in range(5):
         run("")
-    feed = BlockFeed(4, lambda: None)
+    feed = RecordFeed(4, lambda: None)
     cache.add_observer(feed)
     data = b"".join(encode_held(cache.block_hashes()))
     for number in range(200):
@@ -56,7 +56,7 @@ def test_records_tell_what_is_held_however_they_are_cut() -> None:
 def test_a_reader_that_is_too_slow_begins_anew() -> None:
     wakes: list[None] = []
     cache = PrefixCache(40, 4)
-    feed = BlockFeed(4, lambda: wakes.append(None), max_hashes=4)
+    feed = RecordFeed(4, lambda: wakes.append(None), max_hashes=4)
     cache.add_observer(feed)
     for number in range(3):
         tokens = np.arange(100 * number, 100 * number + 16)

@@ -7,13 +7,13 @@ from dataclasses import replace
 import pytest
 
 from radixkv import CompletionOutput, RequestOutput
-from radixkv.cluster.received import Received
+from radixkv.cluster.received_answer import ReceivedAnswer
 from radixkv.outputs import DraftCounts, Logprob, RequestMetrics
 
 
 def test_a_replica_drained_before_the_first_token_reports_nothing_of_the_prompt() -> None:
     known = RequestOutput("one", None, [5, 6], None, [], False, 0, RequestMetrics(0.0))
-    received = Received(1, (), 8, known.metrics)
+    received = ReceivedAnswer(1, (), 8, known.metrics)
     drained = replace(known, outputs=[CompletionOutput(0, "", [], 0.0, finish_reason="abort")], finished=True)
     told = received.add(drained)
     assert (told.finished, told.num_cached_tokens) == (False, 0)
@@ -33,7 +33,7 @@ def test_a_replica_drained_before_the_first_token_reports_nothing_of_the_prompt(
 def test_an_answer_that_was_aborted_elsewhere_goes_on() -> None:
     """Its first new tokens used to be refused as those of a sample that has ended."""
     known = RequestOutput("one", None, [5, 6], None, [], False, 0, RequestMetrics(0.0))
-    received = Received(1, (CompletionOutput(0, "a", [7], 0.0, finish_reason="abort"),), 8, known.metrics)
+    received = ReceivedAnswer(1, (CompletionOutput(0, "a", [7], 0.0, finish_reason="abort"),), 8, known.metrics)
     received.add(replace(known, outputs=[CompletionOutput(0, "b", [8], 0.0)]))
     assert (received.outputs[0].token_ids, received.outputs[0].finish_reason) == ([7, 8], None)
 
@@ -41,7 +41,7 @@ def test_an_answer_that_was_aborted_elsewhere_goes_on() -> None:
 def test_a_sample_that_has_ended_does_not_go_on() -> None:
     metrics = RequestMetrics(0.0)
     known = RequestOutput("one", None, [5, 6], None, [], False, 0, metrics)
-    received = Received(2, (), 8, metrics)
+    received = ReceivedAnswer(2, (), 8, metrics)
     ended = CompletionOutput(0, "a", [7], 0.0, finish_reason="stop")
     received.add(replace(known, outputs=[ended]))
     for part in (replace(ended, token_ids=[8]), replace(ended, token_ids=[], finish_reason=None)):
@@ -54,7 +54,7 @@ def test_a_sample_that_has_ended_does_not_go_on() -> None:
 def test_the_end_of_a_sample_that_came_with_the_request_is_returned_once() -> None:
     metrics = RequestMetrics(0.0)
     ended = CompletionOutput(0, "a", [7], 0.0, finish_reason="stop")
-    received = Received(2, (ended, CompletionOutput(1, "b", [8], 0.0)), 8, metrics)
+    received = ReceivedAnswer(2, (ended, CompletionOutput(1, "b", [8], 0.0)), 8, metrics)
     again = RequestOutput("one", None, [5, 6], None, [replace(ended, text="", token_ids=[])], False, 0, metrics)
     assert [received.add(again).outputs, received.add(again).outputs] == [again.outputs, []]
 
@@ -62,7 +62,7 @@ def test_the_end_of_a_sample_that_came_with_the_request_is_returned_once() -> No
 def test_what_replicas_count_for_one_request_is_added_up() -> None:
     metrics = RequestMetrics(0.0)
     known = RequestOutput("one", None, [5, 6], None, [], False, 0, metrics)
-    received = Received(1, (), 8, metrics)
+    received = ReceivedAnswer(1, (), 8, metrics)
     for loaded, drafts in ((16, [(4, 2), (6, 3)]), (32, [(5, 5)])):
         received.begin_attempt()
         for drafted, accepted in drafts:
@@ -78,7 +78,7 @@ def test_what_replicas_count_for_one_request_is_added_up() -> None:
 def test_resumed_samples_are_copies_with_all_that_continuing_needs() -> None:
     metrics = RequestMetrics(0.0)
     given = CompletionOutput(1, "b", [8], -1.0)
-    received = Received(2, (given,), None, metrics)
+    received = ReceivedAnswer(2, (given,), None, metrics)
     begun = [(output.index, output.token_ids, output.cumulative_logprob) for output in received.outputs]
     assert begun == [(0, [], 0.0), (1, [8], -1.0)]
     known = RequestOutput("one", None, [5, 6], None, [], False, 0, metrics)
@@ -97,7 +97,7 @@ def test_resumed_samples_are_copies_with_all_that_continuing_needs() -> None:
 
 
 def test_samples_of_which_one_has_ended_without_a_token_do_not_begin_anew() -> None:
-    received = Received(2, (), 8, RequestMetrics(0.0))
+    received = ReceivedAnswer(2, (), 8, RequestMetrics(0.0))
     assert received.outputs == []  # so that they share the computation of their prompt
     known = RequestOutput("one", None, [5, 6], None, [], False, 0, RequestMetrics(0.0))
     received.add(replace(known, outputs=[CompletionOutput(1, "", [], 0.0, finish_reason="stop")]))
@@ -105,7 +105,7 @@ def test_samples_of_which_one_has_ended_without_a_token_do_not_begin_anew() -> N
 
 
 def test_an_answer_of_which_a_sample_was_cut_short_has_not_ended() -> None:
-    received = Received(2, (), 8, RequestMetrics(0.0))
+    received = ReceivedAnswer(2, (), 8, RequestMetrics(0.0))
     known = RequestOutput("one", None, [5, 6], None, [], False, 0, RequestMetrics(0.0))
     ends = [CompletionOutput(0, "a", [7], 0.0, finish_reason="stop"), CompletionOutput(1, "b", [8], 0.0, None, "abort")]
     delta = received.add(replace(known, outputs=ends, finished=True))
@@ -116,7 +116,7 @@ def test_an_answer_of_which_a_sample_was_cut_short_has_not_ended() -> None:
 def test_an_answer_whose_samples_had_all_ended_goes_on_until_each_end_is_returned() -> None:
     metrics = RequestMetrics(0.0)
     ends = [CompletionOutput(index, "a", [7], 0.0, finish_reason="stop") for index in range(2)]
-    received = Received(2, ends, 8, metrics)
+    received = ReceivedAnswer(2, ends, 8, metrics)
     known = RequestOutput("one", None, [5, 6], None, [], False, 0, metrics)
     for end, finished in zip(ends, (False, True), strict=True):
         delta = received.add(replace(known, outputs=[replace(end, text="", token_ids=[])], finished=finished))
@@ -124,7 +124,7 @@ def test_an_answer_whose_samples_had_all_ended_goes_on_until_each_end_is_returne
 
 
 def test_an_answer_that_ends_without_a_token_has_its_prompt_s_cached_tokens() -> None:
-    received = Received(1, (), 8, RequestMetrics(0.0))
+    received = ReceivedAnswer(1, (), 8, RequestMetrics(0.0))
     counted = RequestMetrics(0.0, loaded_tokens={"disk": 16}, load_seconds=0.5)
     outputs = [CompletionOutput(0, "", [], 0.0, finish_reason="stop")]
     delta = received.add(RequestOutput("one", None, [5, 6], None, outputs, True, 1, counted))
@@ -133,7 +133,7 @@ def test_an_answer_that_ends_without_a_token_has_its_prompt_s_cached_tokens() ->
 
 
 def test_more_tokens_than_may_be_are_refused_whole() -> None:
-    received = Received(2, (CompletionOutput(0, "a", [7], 0.0),), 2, RequestMetrics(0.0))
+    received = ReceivedAnswer(2, (CompletionOutput(0, "a", [7], 0.0),), 2, RequestMetrics(0.0))
     known = RequestOutput("one", None, [5, 6], None, [], False, 0, RequestMetrics(0.0))
     parts = [CompletionOutput(1, "", [4, 5], 0.0), CompletionOutput(0, "", [8, 9], 0.0)]
     with pytest.raises(ValueError, match=r"^expected at most 2 tokens of sample 0, got 3$"):
@@ -144,7 +144,7 @@ def test_more_tokens_than_may_be_are_refused_whole() -> None:
 
 
 def test_the_first_token_of_any_sample_brings_the_prompt_s_cached_tokens() -> None:
-    received = Received(2, (), 8, RequestMetrics(0.0))
+    received = ReceivedAnswer(2, (), 8, RequestMetrics(0.0))
     parts = [CompletionOutput(0, "", [], 0.0), CompletionOutput(1, "b", [8], 0.0)]
     first = RequestOutput("one", None, [5, 6], None, parts, False, 1, RequestMetrics(0.0))
     later = replace(first, outputs=[CompletionOutput(0, "a", [7], 0.0)], num_cached_tokens=0)

@@ -9,7 +9,7 @@ from typing import Any
 from radixkv.outputs import CompletionOutput, DraftCounts, RequestMetrics, RequestOutput
 
 
-class Received:
+class ReceivedAnswer:
     """What has been received of each sample, so that another replica can go on.
 
     Args:
