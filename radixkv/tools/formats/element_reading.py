@@ -66,7 +66,7 @@ class _Reader:
         """
         yield from expect(self._source, self._syntax.key_begin)
         frames = self._syntax.values
-        shorter, longer = sorted((frames.others, frames.strings), key=lambda frame: len(frame.begin))
+        longer, shorter = frames.longest_first
         if longer.begin.startswith(shorter.begin):
             key, _ = yield from collect_until(self._source, [shorter.begin])
             is_longer = yield from starts_with(self._source, longer.begin.removeprefix(shorter.begin))
@@ -75,31 +75,27 @@ class _Reader:
             key, begin = yield from collect_until(self._source, [shorter.begin, longer.begin])
             frame = longer if begin == longer.begin else shorter
         schema = schemas.get(key, _ANY)
-        return key, (yield from self._value(self._frame_of(frames, frame, schema), frames, schema, key))
+        return key, (yield from self._value(frame, frames, schema, key))
 
     def _item(self, frames: ValueFrames, schema: Any) -> Parsing[str]:
-        longer, shorter = sorted((frames.strings, frames.others), key=lambda frame: -len(frame.begin))
+        longer, shorter = frames.longest_first
         if (yield from starts_with(self._source, longer.begin)):
             frame = longer
         else:
             yield from expect(self._source, shorter.begin)
             frame = shorter
-        return (yield from self._value(self._frame_of(frames, frame, schema), frames, schema, ""))
+        return (yield from self._value(frame, frames, schema, ""))
 
-    def _frame_of(self, frames: ValueFrames, found: ValueFrame, schema: Any) -> ValueFrame:
-        """The frame of a value, which shows in how it begins, or in the schema."""
-        if frames.tell_strings:
-            return found
-        return frames.strings if all(map(is_string, self._kinds.of(schema))) else frames.others
-
-    def _value(self, frame: ValueFrame, frames: ValueFrames, schema: Any, key: str) -> Parsing[str]:
-        """A value, after the beginning of its frame, and the end of that."""
+    def _value(self, found: ValueFrame, frames: ValueFrames, schema: Any, key: str) -> Parsing[str]:
+        """A value, after the beginning of the frame that was found, and the end of its frame."""
         source, nested = self._source, self._syntax.nested
-        end = frame.end.replace(KEY, key)
-        if frame is frames.strings:
+        kinds = self._kinds.of(schema)
+        # Where frames begin alike, the schema tells strings from other values.
+        is_text = found is frames.strings if frames.tell_strings else all(map(is_string, kinds))
+        end = (frames.strings if is_text else frames.others).end.replace(KEY, key)
+        if is_text:
             text, _ = yield from collect_until(source, [end])
             return json_text(text)
-        kinds = self._kinds.of(schema)
         if nested is None:
             return (yield from self._text_or_json(frames, kinds, end))
         types = [kind.get("type") if isinstance(kind, Mapping) else None for kind in kinds]

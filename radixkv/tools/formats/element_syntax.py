@@ -39,6 +39,12 @@ class ValueFrames:
         return self.strings.begin != self.others.begin
 
     @property
+    def longest_first(self) -> tuple[ValueFrame, ValueFrame]:
+        """The frames, of which one may begin as the other does."""
+        longer, shorter = sorted((self.strings, self.others), key=lambda frame: -len(frame.begin))
+        return longer, shorter
+
+    @property
     def literals(self) -> tuple[str, ...]:
         """All texts in it."""
         frames = (self.strings, self.others)
