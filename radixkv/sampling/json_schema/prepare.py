@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from radixkv.sampling.json_schema.alternatives import replace_one_of
+from radixkv.sampling.json_schema.endless import endless_part
 from radixkv.sampling.json_schema.formats import replace_format
 from radixkv.sampling.json_schema.names import (
     ANY_NAME,
@@ -149,6 +150,9 @@ def parts_with_more_names(schema: Any) -> Iterator[tuple[dict[str, Any], str]]:
 
 def not_to_compile(schema: Any) -> str | None:
     """Why a prepared schema must not be compiled; None: it may be."""
+    path = endless_part(schema)
+    if path is not None:
+        return f"{path}: no value of finite length satisfies this"
     return unusable_number(_objects(schema))
 
 
