@@ -6,6 +6,7 @@ A group is admitted if its sequences, the blocks of its prompt, and what the run
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from radixkv.cache import OutOfBlocks, PrefixCache
@@ -172,9 +173,9 @@ class Admission:
         missing = group.num_seqs - (self._max_num_seqs - usage.num_seqs.total())
         return [] if missing <= 0 else usage.victims_for_seqs(group, missing) or None
 
-    def tenants_wanting_more(self) -> set[str]:
+    def wanting_more(self, tenants: Iterable[str]) -> set[str]:
         """Those whose running and waiting sequences together exceed an equal share, by weight, of all."""
-        return self._current_usage().tenants_wanting_more()
+        return self._current_usage().wanting_more(tenants)
 
     def next_group(self, max_tokens: int | None, before: Request | None) -> SequenceGroup | None:
         """Take the next group that fits out of the queue, and open its tables; None: there is none.

@@ -23,7 +23,7 @@ from __future__ import annotations
 import enum
 import heapq
 import itertools
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import NamedTuple
 
@@ -39,6 +39,8 @@ REUSED_TOKEN_COST = 1 / 16
 # In addition to computing it, for a prompt token whose log-probability is wanted: a product with the whole vocabulary, and a
 # search in it. On a CPU, SmolLM2-135M in float32 took 1.45 to 1.53 times as long with them as without.
 PROMPT_LOGPROB_COST = 0.5
+
+_DEFAULT_WEIGHT = TenantShare().weight
 
 
 class WaitsFor(enum.Enum):
@@ -71,7 +73,7 @@ class FairShares:
     """The tenants' counters of one busy period, and the order in which those that wait are served."""
 
     def __init__(self, tenants: Mapping[str, TenantShare] | None = None) -> None:
-        self.tenants: Mapping[str, TenantShare] = tenants or {}
+        self.set_tenants(tenants or {})
         self._counters: dict[str, float] = {}
         self._charged_at: dict[str, int] = {}
         self._num_charges = 0
@@ -81,8 +83,16 @@ class FairShares:
         self._num_changes = 0  # of who waits for what
         self._beginnings = itertools.count()
 
+    def set_tenants(self, tenants: Mapping[str, TenantShare]) -> None:
+        """Set what each tenant may have."""
+        self._tenants = tenants
+        self._weights = {tenant: share.weight for tenant, share in tenants.items()}
+        self._limits = {
+            tenant: share.max_num_seqs for tenant, share in tenants.items() if share.max_num_seqs is not None
+        }
+
     def share(self, tenant: str) -> TenantShare:
-        return share_of(tenant, self.tenants)
+        return share_of(tenant, self._tenants)
 
     def counter(self, tenant: str) -> float:
         """The service that the tenant received, in costs of a computed token, divided by its weight."""
@@ -182,24 +192,36 @@ class FairShares:
 
     def total_weight(self, tenants: Iterable[str]) -> float:
         """The sum of the tenants' weights."""
-        return sum(self.share(tenant).weight for tenant in tenants)
+        return sum(self._weights_of(tenants))
+
+    def _weights_of(self, tenants: Iterable[str]) -> Iterator[float]:
+        """Those of thousands of tenants, without a call for each."""
+        return map(self._weights.get, tenants, itertools.repeat(_DEFAULT_WEIGHT))
 
     def part(self, tenant: str, amount: int, total_weight: float) -> int:
         """The tenant's share of ``amount``, at least 1, among tenants that have this total weight, its own included."""
         return max(1, int(amount * self.share(tenant).weight / total_weight))
+
+    def within_limits(self, wanted: Mapping[str, int]) -> dict[str, int]:
+        """How many sequences tenants may run of those that they want to run."""
+        demands = dict(wanted)
+        for tenant in self._limits.keys() & wanted.keys():
+            demands[tenant] = min(wanted[tenant], self._limits[tenant])
+        return demands
 
     def level(self, demands: Mapping[str, int], amount: int) -> float:
         """What a tenant of weight 1 may have of ``amount``: a smaller demand is met, and the others share the rest equally.
 
         (Weighted max-min fairness, by progressive filling: Bertsekas and Gallager, "Data Networks", 1987.)
         """
-        weights = {tenant: self.share(tenant).weight for tenant in demands}
-        rest, weight = float(amount), sum(weights.values())
-        for tenant in sorted(demands, key=lambda tenant: demands[tenant] / weights[tenant]):
-            if demands[tenant] * weight > rest * weights[tenant]:
+        # How many tenants have each demand and weight: of thousands, nearly all have the same.
+        kinds = Counter(zip(demands.values(), self._weights_of(demands), strict=True))
+        rest, weight = float(amount), self.total_weight(demands)
+        for (demand, each), count in sorted(kinds.items(), key=lambda kind: kind[0][0] / kind[0][1]):
+            if demand * weight > rest * each:
                 return rest / weight
-            rest -= demands[tenant]
-            weight -= weights[tenant]
+            rest -= count * demand
+            weight -= count * each
         return float("inf")
 
     def preempted_last_first(

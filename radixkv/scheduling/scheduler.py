@@ -85,7 +85,7 @@ class Scheduler:
 
     def set_tenants(self, tenants: Mapping[str, TenantShare]) -> None:
         """Set what each tenant may have, from the next step on."""
-        self.shares.tenants = tenants
+        self.shares.set_tenants(tenants)
         self._cache.limit_owners(
             {
                 name: int(share.max_cached_share * self._cache.num_blocks)
@@ -311,8 +311,9 @@ class Scheduler:
         if long is not None:
             plan.add(self._chunks_of(long, plan.budget + reserved))
         chunks = plan.chunks
-        if len({chunk.group.request.tenant for chunk in chunks}) > 1:
-            wanting_more = self.admission.tenants_wanting_more()
+        tenants = {chunk.group.request.tenant for chunk in chunks}
+        if len(tenants) > 1:
+            wanting_more = self.admission.wanting_more(tenants)
             chunks = bound_prompts(chunks, wanting_more, self.shares, self._max_num_batched_tokens // 16)
         if self._max_prompt_logit_rows is not None:
             chunks = bound_logit_rows(chunks, self._max_prompt_logit_rows)

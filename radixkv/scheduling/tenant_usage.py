@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from functools import cached_property
 
 from radixkv.cache import PrefixCache
@@ -115,12 +115,12 @@ class TenantUsage:
             return True
         return self.has_claim(self._waiting.first(tenant))
 
-    def tenants_wanting_more(self) -> set[str]:
-        """Tenants whose running and waiting sequences together exceeded an equal share of all, by weight, at that moment."""
+    def wanting_more(self, tenants: Iterable[str]) -> set[str]:
+        """Those whose running and waiting sequences together exceeded an equal share of all, by weight, at that moment."""
         return {
             tenant
-            for tenant, demand in self._demands.items()
-            if demand > self._shares.part(tenant, self._max_num_seqs, self._total_weight)
+            for tenant in tenants
+            if self._demands[tenant] > self._shares.part(tenant, self._max_num_seqs, self._total_weight)
         }
 
     def exceeds_limit(self, group: SequenceGroup) -> bool:
@@ -229,10 +229,7 @@ class TenantUsage:
     @cached_property
     def _demands(self) -> dict[str, int]:
         """Sequences that each tenant runs and wants to run."""
-        return {
-            tenant: min(wanted, self._shares.share(tenant).max_num_seqs or wanted)
-            for tenant, wanted in self._wanted.items()
-        }
+        return self._shares.within_limits(self._wanted)
 
     @cached_property
     def _level(self) -> float:
