@@ -51,6 +51,28 @@ def test_torch_is_not_loaded_without_need(work: str) -> None:
     assert result.stdout.endswith("False\n")
 
 
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (
+            ["serve", "--port", "99999"],
+            "'--port' (env var: 'RADIXKV_PORT'): expected less than or equal to 65535, got '99999'",
+        ),
+        (["generate", "Hi", "--max-tokens", "x"], "'--max-tokens': expected a valid integer, got 'x'"),
+        (["bench", "e2e", "--rounds", "0"], "'--rounds': expected greater than or equal to 1, got '0'"),
+        (
+            ["serve", "--reasoning-parser", "x"],
+            "'--reasoning-parser' (env var: 'RADIXKV_REASONING_PARSER'): 'x' is not one of",
+        ),
+    ],
+    ids=lambda each: each[0] if isinstance(each, list) else "",
+)
+def test_an_error_of_an_option_has_the_value_and_what_was_expected(arguments: list[str], message: str) -> None:
+    result = radixkv(*arguments)
+    assert result.returncode == 2
+    assert f"Invalid value for {message}" in result.stderr
+
+
 def test_the_help_says_all_of_every_command_on_a_narrow_terminal() -> None:
     text = " ".join(radixkv("--help", COLUMNS="80").stdout.split())
     assert (
