@@ -13,7 +13,17 @@ from rich.console import Console
 from radixkv.cli.options import Model, is_given, with_options_of
 from radixkv.config import EngineConfig, ModelConfig
 
-_LLM_OPTIONS = ("quantization", "kv_cache_dtype", "record_trace")
+_LLM_OPTIONS = (
+    "dtype",
+    "device",
+    "max_model_len",
+    "quantization",
+    "kv_cache_memory_bytes",
+    "gpu_memory_utilization",
+    "kv_cache_dtype",
+    "speculative_config",
+    "record_trace",
+)
 # Options of `generate` that have no effect on a beam search.
 _OF_SAMPLING = ("n", "temperature", "top_p", "seed")
 

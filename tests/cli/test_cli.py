@@ -120,6 +120,18 @@ def test_several_answers_need_no_other_option() -> None:
     assert len({*texts}) > 1
 
 
+@pytest.mark.parametrize("command", ["chat", "generate"])
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [("--dtype", "float8"), ("--device", "tpu"), ("--kv-cache-memory-bytes", "x"), ("--speculative-config", "{")],
+)
+def test_options_of_models_and_memory_reach_the_llm(command: str, option: str, value: str) -> None:
+    prompts = ["Hi"] if command == "generate" else []
+    result = radixkv(command, *prompts, "--model", "/no/such/model", option, value)
+    assert result.returncode == 1
+    assert result.stderr.startswith(f"radixkv: {option[2:].replace('-', '_')}: expected ")
+
+
 @pytest.mark.parametrize("option", ["--n", "--temperature", "--top-p", "--seed"])
 def test_a_beam_search_refuses_options_of_sampling(option: str) -> None:
     """They used to be ignored."""
