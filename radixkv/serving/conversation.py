@@ -123,7 +123,11 @@ class Conversation:
         if not isinstance(results, Mapping):
             raise TypeError(f"results: expected a dictionary of texts by the calls' ids, got {results!r:.80}")
         calls = [] if self.answer is None else [call.id for call in self.answer.tool_calls]
-        if not calls or set(results) != set(calls):
+        if not calls:
+            raise ValueError(
+                f"results: expected those of calls, which the last answer does not have, got {list(results)!r:.200}"
+            )
+        if set(results) != set(calls):
             raise ValueError(f"results: expected one for each of the calls {calls}, got {list(results)!r:.200}")
         for result in results.values():
             if not isinstance(result, str):

@@ -126,7 +126,8 @@ def _as_choice(choice: str | Mapping[str, Any] | None) -> _Choice:
     name = _named(choice)
     if name is None:
         raise ValueError(
-            f"tool_choice: expected none, auto, required, a function by its name or allowed_tools, got {choice!r:.80}"
+            "tool_choice: expected none, auto, required, a function, as {'type': 'function', 'function': {'name': ...}}, or "
+            f"allowed_tools, got {choice!r:.80}"
         )
     return _Choice("required", [name], may_be_parallel=False)
 
