@@ -98,7 +98,7 @@ def _secret_or_random(folder: Path, may_make: bool) -> bytes:
             else "this process will find nothing there, even once another has made it: start again then, or name one "
             "cache_secret_file for both"
         )
-        _log.warning("%s; %s", error, effect)
+        _log.warning("the secret of namespaces in %s cannot be used: %s; %s", folder, error, effect)
         return secrets.token_bytes(_NUM_BYTES)
 
 

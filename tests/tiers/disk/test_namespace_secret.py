@@ -178,6 +178,7 @@ def test_a_reader_without_a_secret_is_told_to_start_again(tmp_path: Path, caplog
     disk = tmp_path / "disk"
     reader = secret(disk, None, read_only=True)
     (record,) = caplog.records
+    assert f"the secret of namespaces in {disk} cannot be used: " in record.getMessage()
     assert (
         "find nothing there, even once another has made it: start again then, or name one cache_" in record.getMessage()
     )
