@@ -12,6 +12,7 @@ import torch
 import transformers
 
 from radixkv.config import ModelConfig
+from radixkv.errors import UnsupportedModelError
 from radixkv.model.compute_target import ComputeTarget
 from radixkv.model.default_model import DEFAULT_MODEL_NAME
 from radixkv.model.fingerprint import ModelFiles, model_fingerprint, remember_fingerprint
@@ -102,7 +103,7 @@ def load_model(
 
     Raises:
         ModelLoadError: the model does not exist or cannot be read, or there is too little memory for its weights.
-        UnsupportedModelError: the model cannot run over KV cache blocks.
+        UnsupportedModelError: the model cannot run over KV cache blocks, or not all of its weights are on one device.
         ValueError: ``dtype``, ``device``, ``max_model_len``, ``quantization`` or ``chat_template`` is impossible for this
             model and machine; ``generation_config`` is not there, or nothing can be sampled with it; or the model's weights
             are to be named and cannot be, see `model_fingerprint`.
@@ -178,6 +179,12 @@ def _max_model_len(model: transformers.PreTrainedModel, name: str, asked_for: in
 
 
 def _from_memory(model: transformers.PreTrainedModel, config: ModelConfig, target: ComputeTarget) -> _Unprepared:
+    name = model.config.name_or_path or type(model).__name__
+    devices = {str(parameter.device) for parameter in model.parameters()}
+    if len(devices) > 1 or "meta" in devices:  # accelerate leaves what it offloads there
+        raise UnsupportedModelError(
+            f"{name}: expected all weights on one CPU or GPU, got them on {', '.join(sorted(devices))}"
+        )
     if config.dtype != "auto" and target.dtype != model.dtype:
         raise ValueError(
             f"dtype: expected 'auto', for a loaded model keeps its own, {model.dtype}, got {config.dtype!r}; "
@@ -185,7 +192,7 @@ def _from_memory(model: transformers.PreTrainedModel, config: ModelConfig, targe
         )
     ComputeTarget(model.device, model.dtype, target.native).check_quantization(config.quantization)
     tokenizer = chosen_tokenizer(config, lambda: None)
-    return _Unprepared(model, model.config.name_or_path or type(model).__name__, tokenizer)
+    return _Unprepared(model, name, tokenizer)
 
 
 def _from_files(model: str | Path | None, config: ModelConfig, target: ComputeTarget) -> _Unprepared:

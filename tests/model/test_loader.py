@@ -156,6 +156,16 @@ def test_a_loaded_model_that_generates_no_text_is_refused(kind: Any) -> None:
         load_model(model)
 
 
+def test_a_loaded_model_whose_weights_are_not_all_in_one_memory_is_refused() -> None:
+    """As accelerate leaves one that it offloads: an error of torch's was passed on."""
+    model = build_supported("llama")
+    model.lm_head.to("meta")
+    with pytest.raises(UnsupportedModelError, match=r"^LlamaForCausalLM: .* on one CPU or GPU, got them on cpu, meta$"):
+        load_model(model)
+    with pytest.raises(UnsupportedModelError, match=r" got them on meta$"):
+        load_model(model.to("meta"))
+
+
 _SIZES = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4, "head_dim": 8}
 
 
