@@ -17,7 +17,7 @@ from radixkv.model.graphs.compiled_layers import opaque_attention
 from radixkv.model.positions.window_mask import is_masked, is_of_model, make_mask, noting_windows, window_of
 from radixkv.model.silence import silence_transformers
 
-# By which transformers knows the engine's attention function, and the one that `attention_by` gives.
+# The names in transformers of the engine's attention function, and the one that `attention_by` gives.
 ATTENTION_NAME = "radixkv"
 PROBE_NAME = "radixkv_probe"
 OWN_NAMES = frozenset({ATTENTION_NAME, PROBE_NAME})
@@ -73,7 +73,7 @@ def obstacle(
 
 
 def set_attention(model: transformers.PreTrainedModel, name: str) -> None:
-    """Let a model attend by the function of this name, but for the parts whose code knows only its own.
+    """Let a model attend by the function of this name, but for the parts whose code has only its own.
 
     transformers warns of each of those, and of each that is not there: text may call none of them.
     """

@@ -1,6 +1,6 @@
 """Checks that a model can run several sequences in a batch: tokens mix only in attention, at the positions that are given.
 
-Not every configuration says so. So the model is run with attention in which each token sees only itself.
+Not every configuration says so. So the model is run with attention of each token to itself alone.
 """
 
 from __future__ import annotations

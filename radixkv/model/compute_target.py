@@ -37,7 +37,7 @@ class ComputeTarget:
 
     @classmethod
     def of(cls, config: ModelConfig, native: bool) -> ComputeTarget:
-        """What a configuration asks for.
+        """The target that a configuration selects.
 
         Raises:
             ValueError: ``device`` or ``dtype`` is impossible on this machine.

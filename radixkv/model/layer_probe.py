@@ -48,14 +48,14 @@ def watch_layers(model: transformers.PreTrainedModel, name: str) -> Iterator[dic
         shape = LayerShape(key.shape[1], key.shape[3], value.shape[3])
         options = layer_options(query.shape[-1], given, attention_mask)
         layers[module.layer_idx] = AttentionLayer(shape, query.shape[1], options)
-        return see_nothing(query, value)
+        return zero_attention(query, value)
 
     with attention_by(model, note):
         yield layers
 
 
-def see_itself(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-    """What each token sees of itself alone: it depends on its query, key and value, and on how they were rotated.
+def diagonal_attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+    """A stand-in for attention of each token to itself alone: it depends on query, key, value, and how they were rotated.
 
     Args:
         query: ``[1, heads, tokens, dim]``.
@@ -73,18 +73,18 @@ def see_itself(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> t
     return output.transpose(1, 2).contiguous()
 
 
-def see_nothing(query: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-    """Zeros in the shape of what attention gives; the arguments are `see_itself`'s."""
+def zero_attention(query: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+    """Zeros in the shape of what attention gives; the arguments are `diagonal_attention`'s."""
     return query.new_zeros(query.shape[0], query.shape[2], query.shape[1], value.shape[3])
 
 
 def attend_itself(layer: int, new: NewTokens) -> torch.Tensor:
-    """`see_itself`, to find out whether anything but attention mixes tokens."""
-    return see_itself(new.query, new.key, new.value)
+    """`diagonal_attention`, to find out whether anything but attention mixes tokens."""
+    return diagonal_attention(new.query, new.key, new.value)
 
 
 def attend_nothing(layer: int, new: NewTokens) -> torch.Tensor:
     """Zeros in the shape of the layer's result, to see what all the rest gives, compiles to, or takes of memory."""
     # Rotated queries take memory of their own while attention runs.
     _rotated = None if new.rotary is None else torch.empty_like(new.query)
-    return see_nothing(new.query, new.value)
+    return zero_attention(new.query, new.value)

@@ -12,7 +12,7 @@ from radixkv.attention import QueryBatch
 from radixkv.attention.query_batch import concatenated_ranges
 from radixkv.memory.upload import to_device
 
-# Instead of an index into the device's tokens: the host knows the token.
+# Instead of an index into the device's tokens: the token is on the host.
 HOST_TOKEN = -1
 
 

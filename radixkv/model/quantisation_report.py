@@ -18,7 +18,7 @@ def refuse_other_quantization(model: nn.Module, name: str, quantization: str | N
     Args:
         model: before it is prepared.
         name: of the model.
-        quantization: what is asked for; None: its weights stay as they are.
+        quantization: the configured one; None: its weights stay as they are.
 
     Raises:
         ValueError: they are packed in another way.
@@ -42,11 +42,11 @@ def report_quantised(model: nn.Module, name: str, quantization: str | None, num_
     Args:
         model: as it is prepared.
         name: of the model.
-        quantization: what was asked for.
+        quantization: the configured one.
         num_linears: how many linear layers it had.
 
     Raises:
-        ValueError: quantisation was asked for, and nothing is.
+        ValueError: quantisation is configured, and no weight is quantised.
     """
     counts: Counter[str] = Counter()
     num_bytes: Counter[str] = Counter()

@@ -180,7 +180,7 @@ class ModelRunner:
             if graphs.num_captured:
                 graphs.capture(others)
             with_others = free_memory()
-            if not graphs.num_captured:  # its log says why
+            if not graphs.num_captured:  # the log has the reason
                 self._can_capture = False
                 return 0
             num_others, num_left = graphs.num_captured - len(largest), len(graphs.kinds) - graphs.num_captured
@@ -209,7 +209,7 @@ class ModelRunner:
             return self._run(model_input, device_tokens)
 
     def check_device(self) -> None:
-        """Wait until the device has done what was asked of it.
+        """Wait until the device has done what was launched on it.
 
         Raises:
             RuntimeError: something failed there after which no step can succeed any more, such as an illegal access.

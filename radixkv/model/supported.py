@@ -79,7 +79,7 @@ def _hint(layer_type: str, config: Any) -> str:
 
 
 def _part_that_reads_text(model: transformers.PreTrainedModel) -> transformers.PreTrainedModel:
-    """The outermost part that has the configuration of texts: others, such as those that see, may attend as they like."""
+    """The outermost part that has the configuration of texts: others, such as those of images, may attend in any way."""
     text = model.config.get_text_config()
     parts = (each for each in model.modules() if isinstance(each, transformers.PreTrainedModel))
     return next((part for part in parts if part.config is text), model)

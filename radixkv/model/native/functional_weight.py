@@ -79,5 +79,5 @@ def replace_functional_weights(model: nn.Module) -> None:
         weight = module._parameters.get("weight")
         if weight is not None and not isinstance(module, nn.Linear | nn.Embedding) and is_packable(weight):
             replaced: Any = FunctionalWeight.of(weight, module._parameters.get("bias"))
-            replaced._is_param = True  # by which torch knows the parameters among tensors of other classes
+            replaced._is_param = True  # by which torch recognizes the parameters among tensors of other classes
             module._parameters["weight"] = replaced

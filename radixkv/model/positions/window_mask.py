@@ -35,7 +35,7 @@ def make_mask(
     device: Any = None,
     **__: Any,
 ) -> torch.Tensor | None:
-    """Make what transformers asks for: a mask that masks nothing, but carries the layer's window; None: it has no window.
+    """Make the mask for transformers: one that masks nothing, but carries the layer's window; None: it has no window.
 
     Args:
         local_size: tokens of a sliding window.

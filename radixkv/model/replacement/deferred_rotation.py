@@ -104,7 +104,7 @@ def _rotated(heads: torch.Tensor, cosines: torch.Tensor, sines: torch.Tensor) ->
 
 
 def is_candidate(module: nn.Module) -> bool:
-    """Whether the module has the parts that `DeferredRotation` knows, and no others with parameters."""
+    """Whether the module has the parts that `DeferredRotation` computes with, and no others with parameters."""
     parts = attention_parts(module)
     if parts is None or isinstance(module, DeferredRotation):
         return False

@@ -12,7 +12,7 @@ import transformers
 from torch import nn
 
 from radixkv.model.attention_function import OPTIONS, attention_by, obstacle
-from radixkv.model.layer_probe import see_itself, see_nothing
+from radixkv.model.layer_probe import diagonal_attention, zero_attention
 from radixkv.model.model_errors import errors_of_model
 from radixkv.model.positions.window_mask import window_of
 from radixkv.model.replacement.replace_modules import is_unchanged
@@ -41,9 +41,9 @@ class Probe:
 
 @contextmanager
 def probe_attention(model: transformers.PreTrainedModel) -> Iterator[Probe]:
-    """Within, each token sees only itself, as it was rotated: real attention could hide how a few tokens were rotated.
+    """Within, each token attends to itself alone: real attention could hide how a few tokens were rotated.
 
-    Where a layer has an `obstacle`, they see nothing: `watch_layers` will refuse the model.
+    Where a layer has an `obstacle`, it gives zeros: `watch_layers` will refuse the model.
     """
     found = Probe()
 
@@ -57,11 +57,11 @@ def probe_attention(model: transformers.PreTrainedModel) -> Iterator[Probe]:
     ) -> torch.Tensor:
         found.attended.extend((query, key))
         if obstacle(module, query, key, attention_mask, given) is not None:
-            return see_nothing(query, value)
+            return zero_attention(query, value)
         layer_idx: Any = module.layer_idx
         given["sliding_window"] = window_of(given.get("sliding_window"), attention_mask)
         found.options[layer_idx] = {name: given[name] for name in OPTIONS if given.get(name) is not None}
-        return see_itself(query, key, value)
+        return diagonal_attention(query, key, value)
 
     with attention_by(model, probe):
         yield found
