@@ -58,7 +58,7 @@ def run_replica(model: str | None, options: LLMOptions, listen: str, secret: str
         llm = AsyncLLM(engine, max_queue=config.max_queue)
 
         async def main() -> int:
-            reload_signal.call(None)
+            reload_signal.set_handler(None)
             drain = asyncio.Event()
             name, app = f"a replica of {llm.loaded.name}", replica_app(llm, secret, drain=drain.set)
             watch = partial(watch_engine, llm, config.step_timeout)
@@ -118,7 +118,7 @@ def run_ingress(
                 if replicas_file is not None:
                     membership.reload(replicas, replicas_file)
 
-            reload_signal.call(None if reload_keys is None and replicas_file is None else reload)
+            reload_signal.set_handler(None if reload_keys is None and replicas_file is None else reload)
             await membership.wait_for_first()
 
             drain = asyncio.Event()
@@ -135,7 +135,7 @@ def run_ingress(
             name = f"{ingress.service.model_name} by {len(replica_set.wanted)} replicas"
             return await serve(ingress.llm, config, name, ingress, listener, metrics_listener, drain=drain)
         finally:
-            reload_signal.call(None)  # nothing would disconnect a replica that joins now
+            reload_signal.set_handler(None)  # nothing would disconnect a replica that joins now
             await membership.close()
             await replica_set.close()
 

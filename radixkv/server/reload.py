@@ -18,7 +18,7 @@ _log = logging.getLogger(__name__)
 
 
 class ReloadSignal:
-    """Handles SIGHUP, which would otherwise end the process. One that comes before `call` is not lost.
+    """Handles SIGHUP, which would otherwise end the process. One that comes before `set_handler` is not lost.
 
     A context manager, to be entered in the main thread.
     """
@@ -38,11 +38,11 @@ class ReloadSignal:
     def _note(self, number: int, frame: FrameType | None) -> None:
         self._has_come = True
 
-    def call(self, reload: Callable[[], object] | None) -> None:
+    def set_handler(self, reload: Callable[[], object] | None) -> None:
         """Call this at SIGHUP from now on, in the running loop; at once, and once, if one has come before.
 
         Args:
-            reload: what is called; None: there is nothing to reload, and a line of the log says so.
+            reload: what is called; None: there is nothing to reload, which is logged.
         """
         reload = reload or _nothing_to_reload
         asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, reload)

@@ -92,7 +92,7 @@ def run_server(config: ServerConfig, options: LLMOptions) -> int:
             drain = asyncio.Event()
             service = Service(llm, config, tenants, drain.set, engine=llm)
             app = create_app(service, write_log=write_log, tracer=tracer)
-            reload_signal.call(
+            reload_signal.set_handler(
                 None if config.keys_file is None else KeysReload(Path(config.keys_file), tenants, llm.set_tenants)
             )
             watch = partial(watch_engine, llm, config.step_timeout)

@@ -36,9 +36,9 @@ def test_what_comes_before_there_is_a_reload_reloads_once() -> None:
     reloads: list[int] = []
 
     async def main() -> None:
-        reload_signal.call(lambda: reloads.append(1))
+        reload_signal.set_handler(lambda: reloads.append(1))
         assert len(reloads) == 1
-        reload_signal.call(lambda: reloads.append(2))
+        reload_signal.set_handler(lambda: reloads.append(2))
         assert len(reloads) == 1
         hang_up()
         while len(reloads) < 2:
@@ -57,7 +57,7 @@ def test_without_anything_to_reload_it_is_a_line_of_the_log(caplog: pytest.LogCa
     """Sent out of habit, SIGHUP used to end a server in the middle of its answers."""
 
     async def main() -> None:
-        reload_signal.call(None)
+        reload_signal.set_handler(None)
         hang_up()
         while not caplog.messages:
             await asyncio.sleep(0)
