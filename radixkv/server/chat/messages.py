@@ -16,6 +16,11 @@ from radixkv.server.unions import OneOf
 _MAX_MESSAGES = 4096
 
 
+def left_out(kind: str) -> str:
+    """The note that takes the place in a prompt of what a tool returned and the model cannot read, such as an image."""
+    return f"[{kind} left out: this model reads text only]"
+
+
 class TextPart(StrictModel):
     """A part of a message; parts that are not text are refused."""
 

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, Tag
 
+from radixkv.server.chat.messages import left_out
 from radixkv.server.not_supported import Only
 from radixkv.server.strict import StrictModel
 from radixkv.server.unions import OneOf
@@ -69,7 +70,7 @@ class ImageBlock(StrictModel):
     @property
     def pieces(self) -> list[Piece]:
         """The note."""
-        return [_left_out(self.type)]
+        return [left_out(self.type)]
 
 
 class PlainText(StrictModel):
@@ -133,7 +134,7 @@ class DocumentBlock(StrictModel):
             case TextParts(content=content):
                 texts = [content] if isinstance(content, str) else _marked(content)
             case _:
-                return [_left_out(self.type)]
+                return [left_out(self.type)]
         return [*filter(None, (self.title, self.context)), *texts] or [""]
 
 
@@ -151,10 +152,6 @@ class SearchResultBlock(StrictModel):
     def pieces(self) -> list[Piece]:
         """Its title, where it was found, and what it says."""
         return [self.title, self.source, *_marked(self.content)]
-
-
-def _left_out(kind: str) -> str:
-    return f"[{kind} left out: this model reads text only]"
 
 
 ResultPart = Annotated[TextBlock | ImageBlock | DocumentBlock | SearchResultBlock, OneOf("content blocks")]

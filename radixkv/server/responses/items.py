@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import AliasChoices, Field
 
-from radixkv.server.chat.messages import RefusalPart
+from radixkv.server.chat.messages import RefusalPart, left_out
 from radixkv.server.chat.prompt_caching import PromptCacheBreakpoint
 from radixkv.server.not_supported import Only
 from radixkv.server.strict import StrictModel
@@ -38,7 +38,7 @@ class InputImage(StrictModel):
     @property
     def text(self) -> str:
         """The note."""
-        return "[image left out: this model reads text only]"
+        return left_out("image")
 
 
 class OutputText(StrictModel):
