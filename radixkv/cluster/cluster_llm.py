@@ -205,10 +205,8 @@ class ClusterLLM:
         # A replica that leaves writes what it holds into its tiers, which others may share, when it ends.
         answers = await self.replicas.ask_all("POST", "/clear", encode_selection(selection), leaving=True)
         each = [Cleared(**answer.json()) for answer in all_answers(answers).values()]
-        return Cleared(
-            max(one.namespaces for one in each),
-            *(sum(column) for column in list(zip(*each, strict=True))[1:]),
-        )
+        sums = Cleared(*map(sum, zip(*each, strict=True)))
+        return sums._replace(namespaces=max(one.namespaces for one in each))
 
     async def explain_prompts(self, prompts: Sequence[Prompt], *, tenant: str = "") -> list[PromptExplanation]:
         """As `AsyncLLM.explain_prompts`, each by the replica that would reuse most of the prompt.
