@@ -1,4 +1,4 @@
-"""Each reader of a replica's events hears of the requests that others have sent, and of each end that it waits for."""
+"""Each reader of a replica's events gets the requests that others have sent, and the end of each of them."""
 
 from __future__ import annotations
 
@@ -93,11 +93,11 @@ class Unfinished(RuleBasedStateMachine):
         self.readers.append(reader)
         reader.read(b"".join(records))
 
-    @rule(told=st.integers(0, 2))
-    def join_and_leave(self, told: int) -> None:
+    @rule(num_read=st.integers(0, 2))
+    def join_and_leave(self, num_read: int) -> None:
         """A reader leaves while it gets the first records."""
         feed = RecordFeed(BLOCK, lambda: None)
-        list(islice(self.requests.join(feed, 1), told))
+        list(islice(self.requests.join(feed, 1), num_read))
         self.requests.leave(feed)
 
     @precondition(lambda self: self.readers)

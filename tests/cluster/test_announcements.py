@@ -1,4 +1,4 @@
-"""Readers of a replica's announcements: one that waits hears of its engine, and one that leaves is forgotten."""
+"""Readers of a replica's announcements: one that waits gets loads of its engine, and one that leaves is removed."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_a_replica_that_caches_blocks_with_each_step_reports_its_load_no_more_of
 
 
 def test_a_drained_engine_s_last_counts_are_sent_although_it_ends_while_a_load_is_sent() -> None:
-    """It was taken to have nothing more to tell: the ingresses' totals lacked its last steps for ever."""
+    """It was taken to have nothing more to send: the ingresses' totals lacked its last steps for ever."""
     offline = tiny()
     steps = HeldSteps(offline.engine)
 

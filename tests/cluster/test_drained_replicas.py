@@ -125,7 +125,7 @@ async def test_a_stream_that_fails_does_not_end_the_following_of_its_replica(
 
 
 async def test_an_ingress_whose_only_replica_is_drained_starts_when_that_one_is_back() -> None:
-    """The replica had joined, so that no further attempt told of its return: the ingress waited for ever."""
+    """The replica had joined, so that no further attempt noticed its return: the ingress waited for ever."""
     cluster, events = Cluster(), Restarting(first=DRAINED)
     cluster.answers["/events"] = events
     replicas = cluster.replicas()

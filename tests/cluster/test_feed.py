@@ -1,4 +1,4 @@
-"""A reader of a replica's records knows what its cache holds; one that is too slow is told to begin anew."""
+"""A reader of a replica's records has what its cache holds; one that is too slow has to begin anew."""
 
 from __future__ import annotations
 

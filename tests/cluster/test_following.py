@@ -67,19 +67,19 @@ async def test_a_replica_whose_events_cannot_be_read_again_is_down(later: Handle
 
 
 async def test_whatever_comes_from_a_replica_breaks_its_silence(monkeypatch: pytest.MonkeyPatch) -> None:
-    heard = list[float]()
+    limits = list[float]()
 
     @asynccontextmanager
     async def noted(seconds: float) -> AsyncIterator[Callable[[], None]]:
-        yield lambda: heard.append(seconds)
+        yield lambda: limits.append(seconds)
 
     monkeypatch.setattr("radixkv.cluster.replica_set.idle_timeout", noted)
     cluster = Cluster()
     cluster.events["http://a"] = [UP, encode_load(LOAD), encode_load(LOAD)]
     replicas = await cluster.up("a")
-    await until(lambda: len(heard) == 3)
+    await until(lambda: len(limits) == 3)
     await replicas.close()
-    assert heard == [10.0] * 3
+    assert limits == [10.0] * 3
 
 
 async def test_a_replica_s_speed_reaches_the_router() -> None:

@@ -48,8 +48,8 @@ async def test_a_replica_is_not_down_because_the_ingress_stood_still(
         with monkeypatch.context() as patch:
             patch.setattr("radixkv.cluster.replica_set._SECONDS_OF_SILENCE", 10.0)
             await replicas.add("0", server.url)
-            heard = replicas.loads["0"]
+            load = replicas.loads["0"]
             stalling(asyncio.get_running_loop())(60.0)
-            await until(lambda: replicas.loads.get("0", heard) is not heard)
+            await until(lambda: replicas.loads.get("0", load) is not load)
         await replicas.close()
     assert "is down" not in caplog.text

@@ -60,20 +60,20 @@ def test_a_busy_replica_does_not_keep_an_ingress_from_starting(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """It used to wait until each replica had confirmed the tenants' shares: two minutes for one that hung."""
-    told: list[bytes] = []
+    confirmed: list[bytes] = []
 
-    async def tell(request: httpx.Request) -> httpx.Response:
+    async def confirm(request: httpx.Request) -> httpx.Response:
         if request.url.host == "busy":
             await asyncio.Event().wait()
-        told.append(request.content)
+        confirmed.append(request.content)
         return httpx.Response(200)
 
-    cluster.answers["/tenants"] = tell
+    cluster.answers["/tenants"] = confirm
     file = tmp_path / "replicas"
     file.write_text("a = http://a\nbusy = http://busy\n")
     available, tenants = started(monkeypatch, ServerConfig(port=0), file)
     assert available == ["a"]
-    assert told == [encode_shares(tenants.shares)]
+    assert confirmed == [encode_shares(tenants.shares)]
 
 
 def test_files_are_read_again_while_an_ingress_waits_for_its_first_replica(
@@ -125,7 +125,7 @@ def test_an_ingress_that_cannot_start_leaves_its_replicas(cluster: Cluster, monk
 def test_an_ingress_that_ends_reads_no_list_of_replicas(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """What joined then was left by nobody."""
+    """What joined then was never disconnected."""
     cluster.answers["/tenants"] = confirm
     file = tmp_path / "replicas"
     file.write_text("a = http://a\n")

@@ -101,11 +101,11 @@ def test_a_stream_that_goes_on_between_deaths_is_not_their_cause(n: int) -> None
 
 def test_an_answer_goes_on_where_it_was_lost_before_it_mixes_generations() -> None:
     lives = Replica(lambda num_given: ([line(7)] if num_given == 0 else [line(8, "length")], False))
-    stranger = Replica(lambda _: ([line(9, "length")], False))
-    clients = {"a": client_of(lives), "b": client_of(stranger)}
+    other = Replica(lambda _: ([line(9, "length")], False))
+    clients = {"a": client_of(lives), "b": client_of(other)}
     streams = streams_over(clients, generations={"a": "one", "b": "two"})
     assert asyncio.run(tokens(streams)) == [7, 8]
-    assert (lives.num_requests, stranger.num_requests) == (2, 0)
+    assert (lives.num_requests, other.num_requests) == (2, 0)
 
 
 async def test_requests_that_are_not_suspected_do_not_wait_for_each_other() -> None:

@@ -1,4 +1,4 @@
-"""Replicas on hosts of their own, one of which can no longer be heard: no connection breaks, and nothing comes any more."""
+"""Replicas on hosts of their own, one of which is cut off: no connection breaks, and nothing comes any more."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ def holding(answer: Handler) -> ReplicaSet:
 
 
 def test_an_empty_prefix_is_kept_nowhere() -> None:
-    """Where a chat template cannot tell which part of the prompt is marked, the answer comes all the same."""
+    """Where no prefix of the prompt is what the chat template writes of the marked part, the answer comes all the same."""
     assert asyncio.run(keep_prefix(holding(never), "", "", [], 300.0)) == 0
 
 

@@ -15,8 +15,8 @@ def test_a_replica_drained_before_the_first_token_reports_nothing_of_the_prompt(
     known = RequestOutput("one", None, [5, 6], None, [], False, 0, RequestMetrics(0.0))
     received = ReceivedAnswer(1, (), 8, known.metrics)
     drained = replace(known, outputs=[CompletionOutput(0, "", [], 0.0, finish_reason="abort")], finished=True)
-    told = received.add(drained)
-    assert (told.finished, told.num_cached_tokens) == (False, 0)
+    returned = received.add(drained)
+    assert (returned.finished, returned.num_cached_tokens) == (False, 0)
     begun = replace(
         known,
         outputs=[CompletionOutput(0, "a", [7], 0.0)],

@@ -1,4 +1,4 @@
-"""What a replica says of requests is what its readers hear, and malformed records are refused."""
+"""What a replica sends of requests is what its readers get, and malformed records are refused."""
 
 from __future__ import annotations
 

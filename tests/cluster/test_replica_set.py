@@ -181,7 +181,7 @@ async def test_what_was_accepted_is_queued_by_a_replica_that_is_full(
                 each.allow(1)
             return [server.llm.num_unfinished for server in servers]
 
-        # As far as the sender has heard: what it has not been told of may be refused elsewhere.
+        # As far as the sender has confirmations: what was not confirmed may be refused elsewhere.
         accepted = list[None]()
         running = [
             asyncio.ensure_future(tokens(replicas.streams, prompt, params, on_accepted=lambda: accepted.append(None)))
@@ -205,7 +205,7 @@ async def test_what_was_accepted_is_queued_by_a_replica_that_is_full(
 
 
 async def test_closing_ends_the_wait_for_a_replica() -> None:
-    """The call waited for ever: nobody followed its replica any more."""
+    """The call waited for ever: its replica was no longer followed."""
     cluster = Cluster()
     cluster.hung.add("http://a")
     replicas = cluster.replicas()
@@ -219,7 +219,7 @@ async def test_closing_ends_the_wait_for_a_replica() -> None:
 
 
 async def test_closing_leaves_a_replica_whose_removal_was_cancelled() -> None:
-    """Nobody waits for the streams that only it can go on with: it used to be followed for ever, over its own connection."""
+    """Streams that only it can go on with are not waited for: it used to be followed for ever, over its own connection."""
     cluster = Cluster()
     replicas = await cluster.up("a")
     stream = asyncio.ensure_future(anext(replicas.streams.generate(Prompt([1, 2, 3]), GREEDY, "one")))

@@ -1,4 +1,4 @@
-"""An ingress learns when a replica schedules a request, and when its first token is there."""
+"""An ingress notes when a replica schedules a request, and when its first token comes."""
 
 from __future__ import annotations
 

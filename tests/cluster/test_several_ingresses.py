@@ -66,8 +66,8 @@ async def two_ingresses(folder: Path, *llms: LLM) -> AsyncIterator[tuple[Replica
 
 
 @pytest.fixture
-def heard(monkeypatch: pytest.MonkeyPatch) -> list[tuple[ReplicaSet, Kind, bytes]]:
-    """What each ingress hears of all replicas."""
+def received(monkeypatch: pytest.MonkeyPatch) -> list[tuple[ReplicaSet, Kind, bytes]]:
+    """What each ingress receives of all replicas."""
     records: list[tuple[ReplicaSet, Kind, bytes]] = []
     note = ReplicaSet._note
 
@@ -151,15 +151,15 @@ async def test_a_later_ingress_gets_the_requests_that_wait(default_tokenizer: An
 
 
 async def test_requests_are_announced_to_the_other_ingresses(
-    default_tokenizer: Any, tmp_path: Path, heard: list[tuple[ReplicaSet, Kind, bytes]]
+    default_tokenizer: Any, tmp_path: Path, received: list[tuple[ReplicaSet, Kind, bytes]]
 ) -> None:
     async with local_replicas(tmp_path, tiny_llm(default_tokenizer)) as (one, servers):
         await answer(one, FIRST)
         async with another_ingress(servers) as two:
             await answer(one, LONG)
-            await until(lambda: (two, Kind.ENDED) in [each[:2] for each in heard])
-            assert not {Kind.ARRIVED, Kind.PREFILLED, Kind.ENDED} & {kind for who, kind, _ in heard if who is one}
-            of_one = [(kind, payload) for who, kind, payload in heard if who is two and kind is not Kind.LOAD]
+            await until(lambda: (two, Kind.ENDED) in [each[:2] for each in received])
+            assert not {Kind.ARRIVED, Kind.PREFILLED, Kind.ENDED} & {kind for who, kind, _ in received if who is one}
+            of_one = [(kind, payload) for who, kind, payload in received if who is two and kind is not Kind.LOAD]
             kinds = [kind for kind, _ in of_one]
             begun, prefilled = kinds.index(Kind.ARRIVED), kinds.index(Kind.PREFILLED)
             arrived = decode_arrived(of_one[begun][1], 16)
@@ -184,7 +184,7 @@ async def test_what_an_ingress_without_events_has_sent_counts_as_work(default_to
 
 
 async def test_a_request_that_is_aborted_is_expected_no_longer(
-    default_tokenizer: Any, tmp_path: Path, heard: list[tuple[ReplicaSet, Kind, bytes]]
+    default_tokenizer: Any, tmp_path: Path, received: list[tuple[ReplicaSet, Kind, bytes]]
 ) -> None:
     async with two_ingresses(tmp_path, tiny_llm(default_tokenizer)) as (one, two, servers):
         steps = await servers[0].llm.call(HeldSteps)
@@ -193,17 +193,17 @@ async def test_a_request_that_is_aborted_is_expected_no_longer(
         task.cancel()
         await until(lambda: others_on(two, "0") == 0)
         steps.allow_all()
-        of_two = [kind for who, kind, _ in heard if who is two and kind is not Kind.LOAD]
+        of_two = [kind for who, kind, _ in received if who is two and kind is not Kind.LOAD]
         assert of_two == [Kind.HELD, Kind.ARRIVED, Kind.ENDED]
 
 
 async def test_a_request_that_is_refused_is_expected_no_longer(
-    default_tokenizer: Any, tmp_path: Path, heard: list[tuple[ReplicaSet, Kind, bytes]]
+    default_tokenizer: Any, tmp_path: Path, received: list[tuple[ReplicaSet, Kind, bytes]]
 ) -> None:
     async with two_ingresses(tmp_path, tiny_llm(default_tokenizer)) as (one, two, _):
         with pytest.raises(ValueError, match="3000 tokens"):
             await answer(one, [7] * 3000)
-        await until(lambda: (two, Kind.ENDED) in [each[:2] for each in heard])
+        await until(lambda: (two, Kind.ENDED) in [each[:2] for each in received])
         assert others_on(two, "0") == 0
 
 

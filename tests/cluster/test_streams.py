@@ -254,7 +254,7 @@ async def test_a_stopped_replica_s_beam_search_is_begun_anew_elsewhere() -> None
 
 
 async def test_the_end_of_a_sample_is_passed_on_although_no_token_comes_with_it() -> None:
-    """A replica that computed a long prompt in parts told it before the other sample's next token: it was lost."""
+    """A replica that computed a long prompt in parts sent it before the other sample's next token: it was lost."""
     ended = CompletionOutput(0, "a", [7], 0.0, finish_reason="stop")
     begun = Prompt([5, 6], resume=[ended, CompletionOutput(1, "b", [8], 0.0)])
     pieces = [

@@ -46,7 +46,7 @@ exec(sys.argv[1])
 
 
 def run(*program: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    """Run a program whose environment tells OpenMP nothing but what is given."""
+    """Run a program whose environment has no settings of OpenMP but the given ones."""
     kept = {name: value for name, value in os.environ.items() if name not in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")}
     command = [sys.executable, "-c", *program]
     ended = subprocess.run(command, env={**kept, **environment}, capture_output=True, text=True, check=False)

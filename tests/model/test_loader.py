@@ -174,7 +174,7 @@ _SIZES = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "n
     [
         ("mistral3", PixtralVisionModel, {"vision_config": {**_SIZES, "model_type": "pixtral"}}),
         ("voxtral", VoxtralEncoder, {"audio_config": _SIZES}),
-        # It asks the part that hears for its device.
+        # It reads the device of the part for audio.
         ("qwen2_audio", Qwen2AudioEncoder, {"audio_config": _SIZES}),
     ],
     ids=["images", "audio", "audio that is asked"],
@@ -194,7 +194,7 @@ def test_a_folder_of_a_model_of_images_or_audio_gives_its_texts(
     for given in (tmp_path, model):
         llm = LLM(given, num_blocks=50, dtype="float32")
         assert tokens_of(llm, [{"prompt_token_ids": prompt}]) == expected
-        # What sees or hears takes no memory; a model that is the caller's own is left as it is.
+        # Parts for images and audio take no memory; a model that is the caller's own is left as it is.
         is_whole = any(isinstance(module, part) for module in llm.engine.loaded.model.modules())
         assert is_whole is (given is model)
         llm.shutdown()
@@ -293,10 +293,10 @@ def test_an_unknown_hub_id_is_refused_after_one_request(monkeypatch: pytest.Monk
     assert requested == ["unknown/model"]
 
 
-@pytest.mark.parametrize(("error", "told"), [(ValueError(), "ValueError"), (OSError("\nfirst\nsecond"), "first")])
-def test_an_error_without_a_message_is_reported_by_its_class(error: Exception, told: str) -> None:
-    """An IndexError was raised in its place, or nothing was told."""
-    match = rf"^some/model: could not be loaded \({told}\); expected a hub id"
+@pytest.mark.parametrize(("error", "reason"), [(ValueError(), "ValueError"), (OSError("\nfirst\nsecond"), "first")])
+def test_an_error_without_a_message_is_reported_by_its_class(error: Exception, reason: str) -> None:
+    """An IndexError was raised in its place, or nothing was reported."""
+    match = rf"^some/model: could not be loaded \({reason}\); expected a hub id"
     with pytest.raises(ModelLoadError, match=match), load_errors("some/model"):
         raise error
 

@@ -1,4 +1,4 @@
-"""What a model raises while it is tried out is told by its name, and what it is not to blame for stays as it is."""
+"""What a model raises while it is tried out is reported with its name, and errors of other causes stay as they are."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_lack_of_memory_is_not_reported_as_a_fault_of_the_model() -> None:
 
 @pytest.mark.skipif(library() is None, reason="no variant of the native code runs here")
 def test_errors_of_replaced_modules_are_not_reported_as_faults_of_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It was told as if the model could not compute text by its configuration."""
+    """It was reported as if the model could not compute text by its configuration."""
 
     def fail(self: NativeLinear, input: torch.Tensor) -> torch.Tensor:
         raise RuntimeError("of ours")

@@ -1,4 +1,4 @@
-"""The public server under Ray Serve, without Ray: what it is told, and when Serve is to replace it."""
+"""The public server under Ray Serve, without Ray: its options, and when Serve is to replace it."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from radixkv.server.run import namespaces_secret
 
 
 async def test_serve_replaces_an_ingress_that_was_drained_when_it_has_answered_everything() -> None:
-    """It was healthy to Serve, and refused all requests until somebody restarted it."""
+    """It was healthy to Serve, and refused all requests until it was restarted."""
     cluster, end = Cluster(), asyncio.Event()
 
     async def body() -> Any:

@@ -1,4 +1,4 @@
-"""What an application is told comes as text from `serve run` and as values from YAML, and means the same."""
+"""The options of an application come as text from `serve run` and as values from YAML, and means the same."""
 
 from __future__ import annotations
 

@@ -66,7 +66,7 @@ def test_the_holder_of_a_prefix_has_most_of_it(router: Router) -> None:
     assert router.holder([1, 2, 3]) == "b"
     placement = router.choose([1, 2, 3], 49, excluded={"a", "b"})
     assert placement is not None
-    assert router.holder([1, 2, 3]) == "c"  # it will, and has not told yet
+    assert router.holder([1, 2, 3]) == "c"  # it will, and has not reported it yet
     assert router.holder([]) is None
     assert Router(BLOCK).holder([1]) is None
 

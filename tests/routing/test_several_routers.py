@@ -1,4 +1,4 @@
-"""Routers over the same replicas that hear of each other's requests decide alike, and count nothing twice."""
+"""Routers over the same replicas to which each other's requests are announced decide alike, and count nothing twice."""
 
 from __future__ import annotations
 
@@ -74,12 +74,12 @@ class Routers(RuleBasedStateMachine):
             self.routers[1 - by].expect(placement.replica, sent.number, hashes, num_tokens)
         self.waiting.append(sent)
 
-    def end_waiting(self, sent: Sent, *, computed: bool, told: bool = True) -> None:
+    def end_waiting(self, sent: Sent, *, computed: bool, announced: bool = True) -> None:
         self.waiting.remove(sent)
         own, name = self.routers[sent.by], sent.placement.replica
         (own.prefilled if computed else own.finish)(sent.placement)
         other = self.routers[1 - sent.by]
-        for _ in range(2 * told):
+        for _ in range(2 * announced):
             (other.expected_prefilled if computed else other.expected_finished)(name, sent.number)
 
     @precondition(lambda self: self.waiting)
@@ -118,7 +118,7 @@ class Routers(RuleBasedStateMachine):
 
     @rule(name=st.sampled_from(NAMES), again=st.booleans())
     def clear(self, name: str, again: bool) -> None:
-        """The cache is cleared, or its reader begins anew: then it is told all that there is."""
+        """The cache is cleared, or its reader begins anew: then it gets all that there is."""
         if not again:
             self.held[name].clear()
             for each in self.routers:
@@ -126,7 +126,7 @@ class Routers(RuleBasedStateMachine):
             return
         self.read_anew = True
         for sent in [sent for sent in self.waiting if sent.placement.replica == name][:1]:
-            self.end_waiting(sent, computed=False, told=False)
+            self.end_waiting(sent, computed=False, announced=False)
         for number, each in enumerate(self.routers):
             each.reset(name)
             each.stored(name, self.held[name])

@@ -151,7 +151,7 @@ def test_of_what_is_left_the_winner_of_the_race_is_drawn(
 
 @pytest.mark.parametrize("num_rows", [1, 2, 3, 4, 5])
 def test_columns_for_a_gpu_begin_on_16_bytes(num_rows: int) -> None:
-    """A kernel is compiled anew for a pointer that does not, and whoever met that number of rows first would wait for it."""
+    """A kernel is compiled anew for a pointer that does not, and the first batch of that number of rows would wait for it."""
     rows = [
         SamplingRow(SamplingParams(temperature=0.5, top_p=0.9, top_k=i, min_p=0.1), i, 0, 0) for i in range(num_rows)
     ]

@@ -107,7 +107,7 @@ def test_administration_needs_the_admin_key(path: str) -> None:
 
 
 def test_who_may_read_the_metrics() -> None:
-    """Metrics tell how long all prompts were, so where there are API keys, strangers may not read them."""
+    """Metrics reveal how long all prompts were, so where there are API keys, they need one."""
 
     def status(headers: dict[str, str], tenants: Tenants, metrics_key: str | None = None) -> int:
         return answer("/metrics", headers, tenants, metrics_key)[0]
@@ -142,7 +142,7 @@ def test_what_is_served_on_a_port_of_the_metrics() -> None:
         assert status("/health", port) == 200
         assert status("/v1/chat/completions", port) == 401
         assert status("/v1/chat/completions", port, ANN) == 200
-    # Whoever reaches the port may read totals; texts need a key as ever.
+    # All clients that reach the port may read totals; texts need a key as ever.
     assert status("/metrics", Port.METRICS) == 200
     assert status("/metrics", Port.METRICS, metrics_key=METRICS) == 401
     assert status("/metrics", Port.METRICS, METRICS, metrics_key=METRICS) == 200

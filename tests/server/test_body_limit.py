@@ -18,7 +18,7 @@ from radixkv.server.middleware.body_limit import BodyLimit
 
 
 class Server:
-    """An application that reads bodies, of at most 100 bytes, and answers when it is told to."""
+    """An application that reads bodies, of at most 100 bytes, and answers when an event is set."""
 
     def __init__(self) -> None:
         self.may_answer = asyncio.Event()
@@ -102,7 +102,7 @@ async def test_the_bodies_of_a_tenant_in_memory_are_bounded_together() -> None:
 
 
 async def test_json_of_a_million_parts_is_not_read(llm: LLM) -> None:
-    """Eight megabytes of empty lists used to block the event loop for 4.5 s, during which nobody was answered."""
+    """Eight megabytes of empty lists used to block the event loop for 4.5 s, during which no request was answered."""
     body = {"prompt": "Hi", "max_tokens": 1}
     many = [
         {**body, "metadata": {"a": [[]] * 100_001}},

@@ -35,7 +35,7 @@ async def test_a_request_that_arrived_has_all_the_time_of_the_world() -> None:
 
 
 async def test_a_request_that_comes_before_an_answer_ends_is_dropped_with_the_connection() -> None:
-    """It used to stop reading, and with it noticing that the client is gone: an answer that nobody reads ran to its end."""
+    """It used to stop reading, and with it noticing that the client is gone: an answer without a reader ran to its end."""
     for rest in (b"", HEAD + b"123456789" + HEAD[:20], HEAD[:30]):
         connection = Connection()
         await connection.send(HEAD + b"123456789" + HEAD + b"abcde")

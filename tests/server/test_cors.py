@@ -1,4 +1,4 @@
-"""What browsers are told of pages that may not call the server."""
+"""How requests of pages that may not call the server are answered."""
 
 from __future__ import annotations
 

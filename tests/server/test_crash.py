@@ -122,7 +122,7 @@ async def test_a_stuck_step_is_seen_and_fails_every_request(llm: LLM, monkeypatc
 
 @pytest.mark.parametrize("given", [math.inf, math.nan, 1e12, 0])
 def test_a_time_limit_of_a_step_is_one_that_can_be_kept(given: float) -> None:
-    """A limit beyond the system's timers used to raise in a task that nobody looked at, so that no step was watched."""
+    """A limit beyond the system's timers used to raise in a task that was not awaited, so that no step was watched."""
     with pytest.raises(ValueError, match="step_timeout: expected a number above 0 and up to 1000000000"):
         ServerConfig(step_timeout=given)
     assert ServerConfig(step_timeout=1e9).step_timeout == 1e9
@@ -144,13 +144,13 @@ async def test_an_engine_without_work_is_not_stuck(llm: LLM) -> None:
         engine._engine_thread._clock = lambda: seconds[0]
         assert (await client.post("/v1/completions", json=BODY)).status_code == 200
         seconds[0] += 10_000
-        # The engine hears of the end of a request after its answer.
+        # The engine gets the end of a request after its answer.
         while engine.seconds_in_step:
             await asyncio.sleep(0)
         for method in ("GET", "HEAD"):
             for path in ("/health", "/ready"):
                 assert (await client.request(method, path)).status_code == 200
         engine.start_draining()
-        # A server that finishes its work is alive: nobody should kill it.
+        # A server that finishes its work is alive: it must not be killed.
         assert (await client.get("/health")).status_code == 200
         assert (await client.get("/ready")).status_code == 503

@@ -150,7 +150,7 @@ def test_messages_have_the_field_what_it_takes_and_the_value(
 def test_an_error_about_a_value_s_type_names_all_accepted_types_once(
     http: httpx.Client, path: str, body: dict[str, Any], message: str
 ) -> None:
-    """Either each was a complaint of its own, or only one was named."""
+    """Either each was an error of its own, or only one was named."""
     needed = {"messages": {"model": "smollm2-135m-instruct", **CHAT}}.get(path, {})
     said = http.post(f"/v1/{path}", json={**needed, **body}).json()["error"]["message"]
     assert said.startswith(message)
@@ -251,7 +251,7 @@ def test_parts_of_a_message_that_are_no_text_are_refused(http: httpx.Client, pat
         ("/v1/chat/completions", {"messages": [{"role": "user", "content": "word " * 9000}]}, "messages"),
         ("/v1/chat/completions", {"messages": [{"role": "user", "content": "word " * 1_000_000}]}, "messages"),
         ("/tokenize", {"prompt": "word " * 1_000_000}, "prompt"),
-        # Tokenizing 8 MB of these took 9 s, in which nobody else's prompt was tokenized.
+        # Tokenizing 8 MB of these took 9 s, in which no other prompt was tokenized.
         (
             "/tokenize",
             {

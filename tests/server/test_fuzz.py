@@ -1,6 +1,6 @@
 """Requests that schemathesis generates from the OpenAPI description: none is answered 500, none hangs.
 
-`make fuzz-server` sends twelve times as many, and watches what the server computes while somebody waits for /health.
+`make fuzz-server` sends twelve times as many, and watches what the server computes while a client waits for /health.
 """
 
 from __future__ import annotations

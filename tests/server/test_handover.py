@@ -1,4 +1,4 @@
-"""One server succeeds another on the same port, and whoever connects meanwhile is answered by either."""
+"""One server succeeds another on the same port, and clients that connect meanwhile are answered by either."""
 
 from __future__ import annotations
 

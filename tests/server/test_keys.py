@@ -140,12 +140,12 @@ async def test_a_reload_replaces_the_keys_and_a_bad_file_changes_nothing(
 ) -> None:
     path = keys_file(tmp_path / "keys.toml", f'[keys.ann]\nsha256 = "{hash_of("a")}"')
     tenants = Tenants(keys=read_keys_file(path))
-    told: list[Mapping[str, TenantShare]] = []
+    applied: list[Mapping[str, TenantShare]] = []
 
-    async def tell(shares: Mapping[str, TenantShare]) -> None:
-        told.append(shares)
+    async def apply(shares: Mapping[str, TenantShare]) -> None:
+        applied.append(shares)
 
-    reload = KeysReload(path, tenants, tell)
+    reload = KeysReload(path, tenants, apply)
     before = tenants.shares
     keys_file(path, "[keys.bob]\nsha = 1")
     reload()
@@ -158,18 +158,18 @@ async def test_a_reload_replaces_the_keys_and_a_bad_file_changes_nothing(
     keys_file(path, f'[keys.bob]\nsha256 = "{hash_of("b")}"\nweight = 4.0')
     reload()
     await asyncio.sleep(0)
-    assert told == [tenants.shares]
-    assert [share.weight for share in told[0].values()] == [4.0]
+    assert applied == [tenants.shares]
+    assert [share.weight for share in applied[0].values()] == [4.0]
 
 
 async def test_a_reload_does_not_wait_for_an_earlier_one(tmp_path: Path) -> None:
     """One replica that hung used to keep the next keys from all replicas, and from the queue, for two minutes."""
     path = tmp_path / "keys.toml"
     tenants = Tenants(keys={})
-    told: list[list[float]] = []
+    applied: list[list[float]] = []
 
     async def hang(shares: Mapping[str, TenantShare]) -> None:
-        told.append([share.weight for share in shares.values()])
+        applied.append([share.weight for share in shares.values()])
         await asyncio.Event().wait()
 
     reload = KeysReload(path, tenants, hang)
@@ -177,7 +177,7 @@ async def test_a_reload_does_not_wait_for_an_earlier_one(tmp_path: Path) -> None
         keys_file(path, f'[keys.bob]\nsha256 = "{hash_of("b")}"\nweight = {weight}')
         reload()
     await asyncio.sleep(0)
-    assert told == [[2.0], [3.0]]
+    assert applied == [[2.0], [3.0]]
 
 
 @pytest.mark.parametrize(
@@ -210,7 +210,7 @@ def test_shares_that_cannot_be_sent_are_one_line_of_the_log(
 
 
 async def test_what_a_removed_key_has_cached_is_cleared_by_its_name(llm: LLM) -> None:
-    """It could only be cleared with everybody's, and was left to whoever got the name next."""
+    """It could only be cleared with all others', and was left to the next key of that name."""
     tenants = Tenants(admin_key="admin", keys={"ann": entry("a"), "bob": entry("b")})
     prompt = {"prompt": "Of all that was said that day, nothing was remembered.", "max_tokens": 1}
     async with AsyncLLM(llm, tenants=tenants.shares) as engine, make_client(engine, tenants=tenants) as client:

@@ -57,7 +57,7 @@ def test_a_unix_socket_is_not_taken_from_a_server_that_does_not_listen_yet(tmp_p
 
 
 def test_a_lock_that_cannot_be_taken_is_named(tmp_path: Path) -> None:
-    """The error used to blame the socket, which did not even exist."""
+    """The error used to name the socket as the cause, which did not even exist."""
     path = tmp_path / "socket"
     (tmp_path / "socket.lock").symlink_to(tmp_path / "socket.lock")
     with (

@@ -115,7 +115,9 @@ def seen_without_keys(llm: LLM, config: ServerConfig | None = None) -> str:
                 body = {"prompt": prompt * 4, "max_tokens": 2, "temperature": 0, **options}
                 assert (await client.post("/v1/completions", json=body)).status_code == 200
             salted = Prompt([7] * 40, namespace=tenants.anonymous_tenant().namespace("other"))
-            (stream,) = await engine.submit([salted], SamplingParams(max_tokens=4000, ignore_eos=True), "of-a-stranger")
+            (stream,) = await engine.submit(
+                [salted], SamplingParams(max_tokens=4000, ignore_eos=True), "of-another-user"
+            )
             await anext(stream)
             text = (await client.get("/live")).text
             stream.close()
@@ -127,7 +129,7 @@ def seen_without_keys(llm: LLM, config: ServerConfig | None = None) -> str:
 def test_without_keys_no_client_sees_what_was_sent_with_a_salt(default_llm: LLM) -> None:
     text = seen_without_keys(default_llm)
     assert "A plain prompt" in text
-    for hidden in ("secret", "salt ", "of-a-stranger"):
+    for hidden in ("secret", "salt ", "of-another-user"):
         assert hidden not in text
 
 

@@ -129,7 +129,7 @@ def test_texts_around_thinking_that_is_not_known_do_not_run_together(thought: di
         first, second = chat_of(messages=[answer])["messages"]
         assert first == {"role": "assistant", "content": "Let me check."}
         assert (second["content"], len(second["tool_calls"])) == ("Done.", 1)
-    # Others' texts around it are one turn, for the templates that insist on turns.
+    # Others' texts around it are one turn, for templates that refuse two of one role in a row.
     lone = {"role": "assistant", "content": [thought]}
     assert chat_of(messages=[QUESTION, lone, QUESTION])["messages"] == [
         {"role": "user", "content": f"{QUESTION['content']}\n{QUESTION['content']}"}

@@ -11,7 +11,7 @@ from radixkv.server.transport.open_connections import OpenConnections, possible_
 
 
 async def test_of_too_many_connections_those_without_a_request_are_closed() -> None:
-    """A few thousand that sent nothing used to take all of the process's file descriptors, and nobody else could connect."""
+    """A few thousand that sent nothing used to take all of the process's file descriptors, and no other could connect."""
     everyone = OpenConnections(max_connections=3)
     working, waiting, silent = (Connection(everyone) for _ in range(3))
     await working.send(HEAD + b"123456789")

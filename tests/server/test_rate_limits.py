@@ -120,7 +120,7 @@ async def test_what_ends_in_the_queue_is_charged_nothing(
     llm: LLM, monkeypatch: pytest.MonkeyPatch, fields: dict[str, Any]
 ) -> None:
     """It was charged its prompt, and a beam search all that it might have taken, though nothing was computed."""
-    monkeypatch.setattr(llm.engine.scheduler, "schedule", list)  # admits nobody
+    monkeypatch.setattr(llm.engine.scheduler, "schedule", list)  # admits none
 
     tenants = Tenants(keys={"ann": entry("a", tokens_per_minute=5000)})
     limits = RateLimits(lambda: 0.0)

@@ -86,7 +86,7 @@ async def test_lines_of_the_access_log(llm: LLM) -> None:
 
 
 def test_who_disconnects_before_an_answer_has_no_status_in_the_log() -> None:
-    """The status of the answer that nobody got used to be logged: 400, as if the client had sent something wrong."""
+    """The status of the answer that was never sent used to be logged: 400, as if the client had sent something wrong."""
     lines: list[str] = []
     scope = {"type": "http", "method": "POST", "path": "/v1/completions", "headers": []}
 

@@ -32,7 +32,7 @@ def reference(response: dict[str, Any]) -> dict[str, Any]:
 
 
 async def test_an_item_that_is_named_is_read_as_if_it_were_sent(llm: LLM) -> None:
-    """Vercel's AI SDK sends text and reasoning of earlier answers so, unless it is told that nothing is stored."""
+    """Vercel's AI SDK sends text and reasoning of earlier answers so, unless it is configured that nothing is stored."""
     async with served(llm) as client:
         first = await create(client)
         named, sent = [

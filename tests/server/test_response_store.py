@@ -40,7 +40,7 @@ async def test_stored_responses_are_their_tenant_s_until_deleted(llm: LLM) -> No
 
 
 async def test_stored_responses_are_forgotten_when_an_administrator_clears_what_is_cached(llm: LLM) -> None:
-    """Their texts used to stay, although whoever clears a tenant's cache wants nothing of it left."""
+    """Their texts used to stay, although clearing a tenant's cache is to leave nothing of it."""
     async with served(llm, tenants=Tenants(["ann", "bob"], "admin")) as client:
 
         async def stored(key: str, **options: Any) -> tuple[str, str]:

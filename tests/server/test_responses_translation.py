@@ -100,7 +100,7 @@ def test_items_become_messages() -> None:
 
 
 def test_successive_texts_of_one_role_are_one_message() -> None:
-    """Codex begins with two messages of the developer and two of the user, which templates that insist on turns refused."""
+    """Codex begins with two messages of the developer and two of the user, which templates of strict turns refused."""
     roles = {"a": "developer", "b": "developer", "c": "user", "d": "user", "e": "assistant", "f": "assistant"}
     items = [{"role": role, "content": text} for text, role in roles.items()]
     body = ResponseRequest.model_validate({"input": items, "instructions": "Be brief."})

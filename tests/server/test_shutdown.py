@@ -73,7 +73,7 @@ async def test_what_is_tokenized_when_a_drain_begins_is_finished_if_there_is_tim
 
 
 async def test_a_drain_takes_nothing_more_while_a_request_is_still_tokenized(llm: LLM) -> None:
-    """Until that was submitted, all others were accepted that nobody had announced: pins, what replicas send each other."""
+    """Until that was submitted, all others were accepted that had not been announced: pins, what replicas send each other."""
     may_tokenize = threading.Event()
     greedy = SamplingParams(temperature=0.0, max_tokens=2)
     client = make_client(engine := AsyncLLM(llm), tenants=Tenants(admin_key="admin"))

@@ -41,7 +41,7 @@ def errors(llm: LLM, limits: ServerConfig, *, streams: tuple[bool, ...] = (False
                 response = await client.post("/v1/completions", json={**BODY, **options, "stream": stream})
                 # The status of a stream is sent when its request was queued, before its end is known.
                 assert response.status_code in ((200, 504) if stream else (504,)), response.text
-                if response.status_code == 504:  # clients send it again by themselves, unless they are told not to
+                if response.status_code == 504:  # clients send it again by themselves, unless a header forbids it
                     in_queue = "waited in the queue" in response.text
                     assert response.headers.get("x-should-retry") == (None if in_queue else "false")
                 lines = [line.removeprefix("data: ") for line in response.text.splitlines() if '"error"' in line]
@@ -57,7 +57,7 @@ def errors(llm: LLM, limits: ServerConfig, *, streams: tuple[bool, ...] = (False
 
 
 def test_a_request_that_stays_in_the_queue_is_ended(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(llm.engine.scheduler, "schedule", list)  # admits nobody
+    monkeypatch.setattr(llm.engine.scheduler, "schedule", list)  # admits none
     expected = f"the request waited in the queue for {SOON} seconds, which is the limit"
     assert (
         errors(llm, ServerConfig(queue_timeout=SOON, first_token_timeout=2 * SOON, request_timeout=900))
@@ -82,8 +82,8 @@ async def test_a_request_in_the_queue_is_ended_while_a_step_takes_longer(
 
 
 def test_of_equal_limits_that_of_the_queue_counts_first(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    """They were in the order of their messages: who had only waited was told not to try again."""
-    monkeypatch.setattr(llm.engine.scheduler, "schedule", list)  # admits nobody
+    """They were in the order of their messages: a request that had only waited was not to be retried."""
+    monkeypatch.setattr(llm.engine.scheduler, "schedule", list)  # admits none
     expected = f"the request waited in the queue for {SOON} seconds, which is the limit"
     limits = ServerConfig(queue_timeout=SOON, first_token_timeout=SOON, request_timeout=SOON)
     assert errors(llm, limits, streams=(False,)) == [expected]
@@ -162,7 +162,7 @@ def test_a_request_that_is_not_finished_is_ended(llm: LLM) -> None:
 
 @pytest.mark.parametrize("stage", ["tokenizing", "admission", "queue", "total"])
 async def test_each_choice_is_counted_as_aborted(llm: LLM, monkeypatch: pytest.MonkeyPatch, stage: str) -> None:
-    """Before a prompt is queued it counts once, as nobody has checked yet how many choices it may have."""
+    """Before a prompt is queued it counts once, as it was not checked yet how many choices it may have."""
     watch, queued = Deadlines.watch, stage in ("queue", "total")
 
     def watch_late(deadlines: Deadlines, streams: Sequence[RequestStream]) -> None:
@@ -180,7 +180,7 @@ async def test_each_choice_is_counted_as_aborted(llm: LLM, monkeypatch: pytest.M
         elif stage == "admission":
             monkeypatch.setattr(engine, "submit", never)
         elif stage == "queue":
-            monkeypatch.setattr(llm.engine.scheduler, "schedule", list)  # admits nobody
+            monkeypatch.setattr(llm.engine.scheduler, "schedule", list)  # admits none
         body = {**BODY, "prompt": [[7], [8]], "n": 2 if queued else 10**12, "temperature": 1}
         body["timeout"] = 900 if queued else SOON
         assert (await client.post("/v1/completions", json=body)).status_code == 504

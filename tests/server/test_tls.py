@@ -61,7 +61,7 @@ async def echo(scope: Scope, receive: Receive, send: Send) -> None:
 def test_a_connection_without_encryption_is_closed_for_another(
     certificate: Path, make_loop: Callable[[], asyncio.AbstractEventLoop], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """They used to count nowhere: each held a file descriptor for a minute, until there was none for anybody else."""
+    """They used to count nowhere: each held a file descriptor for a minute, until there was none for other clients."""
     monkeypatch.setattr("radixkv.server.run.possible_connections", lambda: 3)
     llm = idle_model()
     config, tenants = ServerConfig(port=0, ssl_certfile=certificate, ssl_keyfile_password=PASSWORD), Tenants()

@@ -1,4 +1,4 @@
-"""One thread tokenizes for all tenants: nobody's texts keep another's waiting for longer than one of them takes."""
+"""One thread tokenizes for all tenants: a tenant's texts keep another's waiting for no longer than one of them takes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from radixkv.server.chat.request import ChatCompletionRequest
 async def test_after_each_long_text_of_one_request_others_have_their_turn(
     llm: LLM, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """All texts of a request used to be one job: 8 MB of them were tokenized before anybody else's few words."""
+    """All texts of a request used to be one job: 8 MB of them were tokenized before the few words of others."""
     order: list[str] = []
     as_prompts = completions.as_prompts
 

@@ -183,7 +183,7 @@ def test_what_is_cleared_while_its_mount_is_gone_does_not_come_back(
 def test_what_is_cleared_after_its_disk_came_into_place_is_cleared_there(
     open_tier: OpenTier, tmp_path: Path, written: bool
 ) -> None:
-    """It was cleared in the folder that had been open, which nobody would see again."""
+    """It was cleared in the folder that had been open, which was in use no more."""
     tier = open_tier()
     put(tier)
     tier.close()

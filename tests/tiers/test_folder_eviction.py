@@ -177,7 +177,7 @@ def test_of_a_prefix_that_is_put_in_several_calls_the_head_is_kept(tmp_path: Pat
 
 
 def test_of_a_prefix_whose_parts_several_processes_put_the_tail_makes_room_first(tmp_path: Path) -> None:
-    """The first part had been used longest ago; without it, nobody finds the others."""
+    """The first part had been used longest ago; without it, the others are not found."""
     tiers = [tier_in(tmp_path, 10) for _ in range(3)]
     keys, other = prefix_keys("a", *range(6)), prefix_keys("b", *range(4))
     put(tiers[0], keys[:3], BLOCKS[:3])
@@ -203,7 +203,7 @@ def test_prefixes_that_part_make_room_as_they_were_used(tmp_path: Path) -> None:
 
 
 def test_names_that_lead_in_a_circle_are_removed_like_others(tmp_path: Path) -> None:
-    """Whoever may write to the folder may write anything."""
+    """A process that may write to the folder may write anything."""
     store = FolderBlobs(tmp_path, capacity_bytes=200)
     for name in ("a-b", "b-a", "-c", "c-c", "d"):
         store.write({f"prefix/{name}": bytes(100)})

@@ -176,7 +176,7 @@ def test_a_block_that_is_being_read_on_the_host_is_not_overwritten(
 
 
 def test_nothing_is_put_behind_a_block_that_had_no_room(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What was being read made no room for the one block, but for the next, which nobody finds without it."""
+    """What was being read made no room for the one block, but for the next, which is not found without it."""
     tier, copies, goes_on = HostTier(8, 8), threading.Event(), threading.Event()
     there, new = prefix_keys("a", 1), prefix_keys("b", 1, 2)
     tier.put_many(there, np.full((1, 8), 7, np.uint8))

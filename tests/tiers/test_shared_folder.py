@@ -109,7 +109,7 @@ def test_a_folder_that_was_emptied_gets_its_secret_back(tmp_path: Path) -> None:
 def test_a_folder_with_another_secret_is_neither_written_nor_cleared(
     tmp_path: Path, clock: FakeClock, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Nobody found what was written there; and what was to be cleared, under other names there, stayed in silence."""
+    """What was written there was not found; and what was to be cleared, under other names there, stayed in silence."""
     root = tmp_path / "shared"
     store = FolderBlobs(root, capacity_bytes=1 << 20, secret=namespace_secret(root))
     tier = SharedTier(store, FORMAT, clock=clock)

@@ -18,7 +18,7 @@ from radixkv.tiers.shared_tier import BlobStore, SharedTier
 
 
 class FailingStore:
-    """Passes calls on, unless it is told to fail."""
+    """Passes calls on, unless it is to fail."""
 
     description = "a store"
 
@@ -97,7 +97,7 @@ def test_a_store_that_is_read_again_is_logged_as_working(
 def test_a_store_whose_blocks_are_found_but_cannot_be_read_is_warned_of_once(
     failing: FailingStore, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Whoever may not read a folder's files may look which there are: each look-up was taken for a store that works again."""
+    """Files that may not be read can be looked up: each look-up was taken for a store that works again."""
     clock = FakeClock()
     tier = SharedTier(failing, FORMAT, clock=clock)
     put(tier)

@@ -24,7 +24,7 @@ KEYS = prefix_keys("a", *range(3))
 
 
 class AnsweringTier(DictTier):
-    """Claims to have, and to have read, whatever it is told to say."""
+    """Returns a given value as what it has, and as what it has read."""
 
     def __init__(self, answer: Any) -> None:
         super().__init__()
@@ -183,7 +183,7 @@ def test_a_put_of_nothing_that_a_tier_keeps_is_none_that_works(caplog: pytest.Lo
 
 
 class MiscountingTier(DictTier):
-    """Its counters are whatever it is told to say, or cannot be read."""
+    """Its counters are a given value, or cannot be read."""
 
     def __init__(self) -> None:
         super().__init__()

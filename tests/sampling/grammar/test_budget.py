@@ -1,4 +1,4 @@
-"""What grammars may take of everybody's time, and what their tenants pay for it."""
+"""What grammars may take of the time of all requests, and what their tenants are charged for it."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_a_grammar_that_takes_too_long_fails_its_request_alone(
 
 
 def test_a_tenant_pays_for_the_time_of_its_grammars(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The tenant of a costly grammar used to be served as many tokens as anybody, though all waited for its masks."""
+    """The tenant of a costly grammar used to be served as many tokens as others, though all waited for its masks."""
     engine, shares = llm.engine, llm.engine.scheduler.shares
     clocks = {"dear": SteppingClock(), "cheap": SteppingClock()}
     requests: dict[str, Any] = {}

@@ -57,7 +57,7 @@ def test_a_schema_that_nothing_satisfies_is_refused(llm: LLM, schema: dict[str, 
 
 @pytest.mark.parametrize("names", [["other", "a%20b~1c"], ["a%20b~1c", "other"]])
 def test_a_schema_that_is_refused_for_something_else_is_refused_for_that(llm: LLM, names: list[str]) -> None:
-    """What nothing satisfies was blamed, although it does no harm."""
+    """What nothing satisfies was named as the reason, although it does no harm."""
     other = {"oneOf": [{"type": "integer"}, {"type": "number"}]}
     references = [{"$ref": f"#/$defs/{name}"} for name in names]
     with pytest.raises(ValueError, match="json cannot be followed: oneOf constraints are not supported"):

@@ -207,7 +207,7 @@ def test_what_a_disk_has_is_read_while_it_cannot_be_written_and_found_when_it_ca
 def test_a_disk_that_was_gone_is_used_again_with_whatever_it_has(
     open_tier: OpenTier, tmp_path: Path, clock: FakeClock
 ) -> None:
-    """What was open used to be kept: nothing was stored until a restart, or it was stored where nobody would find it."""
+    """What was open used to be kept: nothing was stored until a restart, or it was stored where it would not be found."""
     tier, reader = open_tier(), open_tier(read_only=True)
     put(tier)
     tier.pins.add(pin_of(KEYS[0]))

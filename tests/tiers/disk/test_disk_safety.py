@@ -1,4 +1,4 @@
-"""The store on a disk: what is never hit, and what nobody else can read."""
+"""The store on a disk: what is never hit, and what no other user can read."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_a_record_that_proved_wrong_is_overwritten(open_tier: OpenTier, tmp_path
         file.write(b"\0")  # in the header: the block behind it is whole
     assert len(get(tier, KEYS)) == 2
     if then == "freed and cleared":
-        put(tier, prefix_keys("bob", 1), BLOCKS[:1] ^ 255)  # the index is told that the slot is free
+        put(tier, prefix_keys("bob", 1), BLOCKS[:1] ^ 255)  # the slot is free by the index
     if then == "closed":
         tier.close()
     else:

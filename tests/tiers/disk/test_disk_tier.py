@@ -83,7 +83,7 @@ def test_a_block_that_is_cleared_while_it_waits_or_is_written_is_not_found_later
 def test_what_is_cleared_while_its_row_is_written_is_not_in_the_index(
     open_tier: OpenTier, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The index had been cleared already, and then got the row, although whoever cleared was told that all was gone."""
+    """The index had been cleared already, and then got the row, although clearing had returned."""
     tier = open_tier()
     clears: list[threading.Thread] = []
     commit = StoreWriter._commit
@@ -202,7 +202,7 @@ def test_calls_after_the_end_do_nothing(open_tier: OpenTier, tmp_path: Path) -> 
 
 
 def test_blocks_of_which_the_copy_takes_until_the_end_are_dropped(open_tier: OpenTier) -> None:
-    """They were queued behind it, and whoever waited for them waited for ever."""
+    """They were queued behind it, and their callers waited for ever."""
     tier = open_tier()
 
     class EndsMeanwhile(np.ndarray[Any, Any]):

@@ -96,7 +96,7 @@ def test_info_continues_behind_a_store_that_cannot_be_read_and_ends_with_status_
 def test_a_damaged_header_is_written_anew_by_the_process_that_writes_the_store(
     run: Run, root: Path, damage: dict[str, object] | None
 ) -> None:
-    """Engines went on using a store that nobody could look into, verify, prune or clear."""
+    """Engines went on using a store that could not be inspected, verified, pruned or cleared."""
     if damage is None:
         next(root.glob("*/format.json")).write_bytes(b"")
     else:
@@ -275,7 +275,7 @@ def test_clear_forgets_what_was_pinned_there(run: Run, root: Path, everything: b
 
 @pytest.mark.parametrize("everything", [True, False])
 def test_clear_leaves_nothing_of_a_pin_beside_a_process_that_reads(run: Run, root: Path, everything: bool) -> None:
-    """Its prompt stayed in the index, whose log is written into it only once nobody has it open."""
+    """Its prompt stayed in the index, whose log is written into it only once no process has it open."""
     tier = tier_in(root)
     tier.pins.add(replace(pin_of(BOB[0]), tokens=b"in words" * BLOCK_SIZE))
     tier.close()

@@ -39,7 +39,7 @@ def test_a_shared_folder_takes_over_what_a_disk_had(tmp_path: Path) -> None:
 def test_a_disk_is_found_while_the_shared_folder_is_gone(
     tmp_path: Path, has_own: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The disk used to get a random secret instead: it found nothing, and was filled with what nobody would find."""
+    """The disk used to get a random secret instead: it found nothing, and was filled with what would not be found."""
     disk, shared, gone = tmp_path / "disk", tmp_path / "shared", tmp_path / "gone"
     theirs = secret(None, shared)
     if has_own:
@@ -77,7 +77,7 @@ def test_the_mount_point_of_a_shared_folder_that_is_gone_gets_the_same_secret(tm
 
 @pytest.mark.parametrize("error", [errno.EPERM, errno.ENOTSUP, errno.ENOSYS])
 def test_a_file_system_without_hard_links_holds_a_secret(tmp_path: Path, error: int) -> None:
-    """It got another one at each start, and nothing that was stored was found by anybody else."""
+    """It got another one at each start, and nothing that was stored was found by other processes."""
     disk, shared = tmp_path / "disk", tmp_path / "shared"
     with mock.patch.object(os, "link", side_effect=OSError(error, os.strerror(error))):
         first = secret(None, shared)
@@ -104,7 +104,7 @@ def test_a_secret_that_another_process_makes_without_hard_links_is_waited_for(
 def test_a_secret_that_a_killed_process_left_empty_is_made_by_the_next(
     tmp_path: Path, has_links: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Nothing started before somebody had removed the file."""
+    """Nothing started before the file was removed."""
     disk, shared = tmp_path / "disk", tmp_path / "shared"
     paths = [disk / "namespaces.secret", disk / "shared-namespaces.secret", shared / "namespaces.secret"]
     no_links = mock.patch.object(os, "link", side_effect=OSError(errno.EPERM, "no links"))
@@ -174,7 +174,7 @@ def test_a_disk_that_fails_does_not_hide_the_shared_secret(tmp_path: Path) -> No
 
 
 def test_a_reader_without_a_secret_is_told_to_start_again(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """It was told that what it stores is not found after a restart; but it stores nothing, and finds nothing."""
+    """It warned that what it stores is not found after a restart; but it stores nothing, and finds nothing."""
     disk = tmp_path / "disk"
     reader = secret(disk, None, read_only=True)
     (record,) = caplog.records
