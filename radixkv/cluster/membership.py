@@ -121,21 +121,23 @@ class Membership:
         await asyncio.gather(*steps)
 
     async def _join(self, name: str) -> None:
-        complaint = ""
+        complaint, is_up = "", False
         while name in self.wanted:
             try:
                 await self._replicas.add(name, self.wanted[name])
+                is_up = True
                 self._refused.pop(name, None)
-                break
             except (ConnectionError, ValueError) as error:
                 if isinstance(error, ValueError):
                     self._refused[name] = error
                 if str(error) != complaint:
                     complaint = str(error)
                     _log.warning("%s", error)
-            finally:
-                self._tried.add(name)
-                self._attempted.set()
+            # Not if the attempt was cancelled: another url is wanted then, which was not tried.
+            self._tried.add(name)
+            self._attempted.set()
+            if is_up:
+                break
             await asyncio.sleep(_SECONDS_BETWEEN_ATTEMPTS)
 
 

@@ -39,7 +39,7 @@ async def test_what_a_drained_replica_has_to_do_counts_while_it_works() -> None:
     await replicas.close()
 
 
-async def test_a_changed_url_replaces_the_replica_of_that_name() -> None:
+async def test_a_changed_url_replaces_the_replica_of_that_name(caplog: pytest.LogCaptureFixture) -> None:
     cluster = Cluster()
     replicas = cluster.replicas()
     membership = Membership(replicas, {"a": "http://a", "b": "http://b"})
@@ -50,6 +50,10 @@ async def test_a_changed_url_replaces_the_replica_of_that_name() -> None:
     await until(lambda: not membership._changing and not replicas._leaving)
     assert sorted(replicas.available) == ["a", "b"]
     assert replicas._members["a"].url == "http://newer"
+    membership.update({"a": "http://newest", "b": "http://b"})
+    await until(lambda: not membership._changing and not replicas._leaving)
+    assert replicas._members["a"].url == "http://newest"
+    assert not caplog.messages  # the name was free when its new replica joined
     membership.update({"b": "http://b"})
     await until(lambda: replicas.names == ["b"] and not membership._changing)
     await membership.close()
@@ -58,13 +62,15 @@ async def test_a_changed_url_replaces_the_replica_of_that_name() -> None:
 
 
 @pytest.mark.parametrize("urls", [["http://new"], ["http://new", "http://newer"]], ids=["one change", "two changes"])
-async def test_a_replica_is_removed_to_the_end_when_its_url_changes_while_it_joins(
-    urls: list[str], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("has_joined", [False, True])
+async def test_a_replica_is_removed_to_the_end_when_its_url_changes(
+    urls: list[str], has_joined: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its successor waited for its streams, which had nowhere to go; a second change ended the removal, and it stayed."""
     monkeypatch.setattr("radixkv.cluster.membership._SECONDS_FOR_OTHERS", 0)
     cluster = Cluster()
-    cluster.events["http://a"] = [encode_record(Kind.HELD)]  # requests are sent there, and it has not joined yet
+    if not has_joined:
+        cluster.events["http://a"] = [encode_record(Kind.HELD)]  # requests are sent there
     replicas = cluster.replicas()
     membership = Membership(replicas, {"a": "http://a"})
     starting = asyncio.ensure_future(membership.wait_for_first())
@@ -75,6 +81,8 @@ async def test_a_replica_is_removed_to_the_end_when_its_url_changes_while_it_joi
     for url in urls:
         membership.update({"a": url})
         await until(lambda: replicas._leaving)
+        await until(lambda: replicas.added)
+        assert replicas._leaving
     await until(lambda: not membership._changing and not replicas._leaving)
     assert replicas._members["a"].url == urls[-1]
     assert cluster.made[0].is_closed
@@ -110,6 +118,36 @@ async def test_a_replica_that_hangs_does_not_keep_the_others_waiting(monkeypatch
     await asyncio.wait_for(membership.wait_for_first(), HANGING)
     assert replicas.available == ["b"]
     cluster.hung.clear()
+    await membership.close()
+    await replicas.close()
+
+
+async def test_a_url_that_changes_at_the_start_is_tried_before_requests_are_taken(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The end of an attempt at the earlier url used to count, as if the new one did not answer."""
+    monkeypatch.setattr("radixkv.cluster.membership._SECONDS_FOR_OTHERS", HANGING)
+    cluster = Cluster()
+    cluster.hung |= {"http://b", "http://new"}
+
+    async def cut_off(request: httpx.Request) -> httpx.Response:
+        raise httpx.ConnectError("planted")
+
+    def connect(url: str) -> httpx.AsyncClient:
+        return client_of(cut_off, url) if url == "http://c" else cluster.connect(url)
+
+    replicas = ReplicaSet(SECRET, connect=connect)
+    membership = Membership(replicas, {"a": "http://a", "b": "http://b", "c": "http://c"})
+    starting = asyncio.ensure_future(membership.wait_for_first())
+    await until(lambda: membership._tried == {"a", "c"})
+    membership.update({"a": "http://a", "b": "http://new", "c": "http://new"})
+    await until(lambda: [client.base_url for client in cluster.made].count(httpx.URL("http://new")) == 2)
+    for _ in range(10):
+        await asyncio.sleep(0)
+    assert not starting.done()
+    assert membership._tried == {"a"}
+    starting.cancel()
+    await asyncio.gather(starting, return_exceptions=True)
     await membership.close()
     await replicas.close()
 
