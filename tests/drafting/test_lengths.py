@@ -97,6 +97,30 @@ def test_what_comes_after_the_first_wrong_token_says_nothing() -> None:
     assert rates.rate("b", 0, RequestRates()) > 0.95
 
 
+def test_a_rate_is_that_of_its_tokens_with_little_weight_for_what_is_assumed() -> None:
+    rates = AcceptanceRates()
+    for source, tokens, expected in (("right", [1], 0.68), ("wrong", [9, 9, 9], 0.32)):
+        request = RequestRates()
+        rates.learn(source, Draft([1, 2, 3]), tokens, request)
+        assert rates.rate(source, 0, request) == pytest.approx(expected)
+
+
+def test_what_a_request_has_shown_long_ago_counts_little() -> None:
+    rates, request = AcceptanceRates(), RequestRates()
+    for came, least, most in ((1, 0.9, 1.0), (2, 0.0, 0.3)):
+        for _ in range(64):
+            rates.learn("a", Draft([1]), [came], request)
+        assert least < rates.rate("a", 0, request) < most
+
+
+def test_shared_rates_are_bounded_whatever_strengths_a_drafter_gives(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("radixkv.drafting.acceptance._MAX_SHARED", 2)
+    rates = AcceptanceRates()
+    for strength, kept in ((1, {1}), (2, {1, 2}), (2, {1, 2}), (3, {2, 3})):
+        rates.learn("a", Draft([1], strength), [1], RequestRates())
+        assert {strength for _, strength in rates._rates} == kept
+
+
 def test_what_drafts_cost_is_not_unlearned_while_drafting_goes_on() -> None:
     """The steps that show the cost are not part of what they are compared with."""
     learned = times(rows_64=1.0)

@@ -42,6 +42,13 @@ def test_a_longer_run_comes_before_a_later_shorter_one() -> None:
         assert draft(drafter, sequence)[:1] == expected
 
 
+def test_a_run_that_nothing_follows_leaves_it_to_a_shorter_one() -> None:
+    cache, drafter = make()
+    leave(cache, [1, 2, 3, 4])
+    leave(cache, [9, 9, 3, 4, 30, 31])
+    assert draft(drafter, [1, 2, 3, 4]) == [30, 31]
+
+
 def test_another_namespace_is_not_looked_at() -> None:
     cache, drafter = make()
     leave(cache, list(range(100, 130)), namespace="ann")
@@ -56,6 +63,8 @@ def test_runs_across_splits_are_found_where_they_are_now() -> None:
     assert draft(drafter, [102, 103, 104, 105])[:4] == [106, 107, 108, 109]
     assert draft(drafter, [118, 119, 120, 121]) == [122, 123, 124, 125, 126, 127]
     assert draft(drafter, [113, 7, 8, 9]) == [10, 11]
+    leave(cache, [*range(100, 112), 50, 51, 52, 53])
+    assert draft(drafter, [111, 50]) == [51, 52, 53]
 
 
 def test_what_is_evicted_or_cleared_is_no_longer_found() -> None:
