@@ -280,7 +280,7 @@ def test_the_end_of_a_secrets_last_line_is_no_part_of_it(monkeypatch: pytest.Mon
         cluster._secret(None)
 
 
-def test_figures_are_kept_when_nobody_reads_what_is_printed(tmp_path: Path) -> None:
+def test_figures_are_written_when_the_reader_of_a_pipe_leaves(tmp_path: Path) -> None:
     path = tmp_path / "figures.json"
     arguments = ["simulate", "chats", "--blocks", "100", "--policy", "lru", "--json", str(path)]
     command = [sys.executable, "-c", COMMAND_LINE, *arguments]

@@ -54,7 +54,7 @@ def test_an_explanation_shows_both_texts_where_prompts_differ(llm: LLM) -> None:
     assert output.num_cached_tokens == explanation.num_reused_tokens
 
 
-def test_prompts_that_have_nothing_in_common_are_not_told_to_change_their_order() -> None:
+def test_prompts_with_nothing_in_common_get_no_advice_about_their_order() -> None:
     """Nothing of them stays that could come first."""
     for earlier in ([], ["--after", "Hello there"]):
         result = CliRunner().invoke(app, ["explain", "abc def", "--after", "Hello", *earlier])

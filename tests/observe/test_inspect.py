@@ -203,7 +203,7 @@ def test_a_url_of_something_else_is_refused_with_where_a_snapshot_is(status: int
     assert re.fullmatch(f"{url}: {complaint}{hint}", str(refusal.value))
 
 
-def test_a_url_without_a_port_is_told_the_usual_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_error_for_a_url_without_a_port_names_the_usual_one(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where nothing listens on port 80, "connection refused" said nothing of it."""
 
     def refuse(*_: object, **__: object) -> NoReturn:

@@ -49,7 +49,7 @@ def test_requests_of_one_instant_are_used_one_after_another() -> None:
     assert all(sum(replay(at_once, 4, make())) <= 5 for make in POLICIES.values())
 
 
-def test_the_bound_knows_the_future() -> None:
+def test_belady_s_bound_evicts_the_farthest_next_use() -> None:
     trace = trace_of([[1], [2], [3]] * 3)
     assert hit_rate(trace, 2, LRU()) == block_lru(trace, 2) == 0
     assert belady(trace, 2) == 4 / 9

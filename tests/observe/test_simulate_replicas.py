@@ -76,7 +76,7 @@ def test_a_prompt_larger_than_the_cache_is_computed_at_once() -> None:
     assert outcome.num_hit_blocks == 0
 
 
-def test_what_happens_to_a_request_is_told_to_all_a_little_later() -> None:
+def test_all_ingresses_are_notified_of_a_request_with_a_delay() -> None:
     told: list[tuple[float, str, int]] = []
 
     class Listening(RoundRobin):
@@ -218,7 +218,7 @@ def test_several_ingresses_agree(make: Callable[..., Trace]) -> None:
     assert several.p99 < 1.2 * alone.p99
 
 
-def test_each_ingress_knows_how_fast_replicas_are_although_others_use_them_all_the_time() -> None:
+def test_each_ingress_gets_replicas_speed_although_others_use_them_all_the_time() -> None:
     trace = documents(num_requests=150)
     num_blocks, cost = int(trace.num_distinct_blocks * 0.3), CostModel()
     stretch = stretch_for(trace, 2, num_blocks, cost, 0.95)

@@ -65,7 +65,7 @@ def found_by_the_example() -> dict[str, RuleViolation | None]:
         ("EvictsBlockInUse", {1, 2, 3, 6}, 5),
     ],
 )
-def test_the_examples_bugs_are_found_and_told_in_few_steps(
+def test_the_examples_bugs_are_found_and_reported_in_few_steps(
     name: str, rules: set[int], most_steps: int, found_by_the_example: dict[str, RuleViolation | None]
 ) -> None:
     violation = found_by_the_example[name]
@@ -106,13 +106,13 @@ def test_nothing_is_found_in_our_cache() -> None:
     assert find_violation(PrefixCacheAdapter, max_examples=200) is None
 
 
-class BelievesItsHash(example.SimpleCache):
+class ComparesHashesAlone(example.SimpleCache):
     def key(self, prefix: Sequence[int], namespace: str) -> example.Prefix:
         return namespace, (sum(prefix) % 4, len(prefix))
 
 
-def test_a_cache_that_believes_its_hash_is_found() -> None:
-    violation = found_in(lambda n, size: example.SimpleAdapter(n, size, BelievesItsHash))
+def test_a_cache_that_compares_hashes_alone_is_found() -> None:
+    violation = found_in(lambda n, size: example.SimpleAdapter(n, size, ComparesHashesAlone))
     assert violation.rule in (3, 4)
 
 
@@ -163,7 +163,7 @@ class Undecided(Newest):
         return None
 
 
-def test_a_policy_that_has_no_next_leaf_is_told_so() -> None:
+def test_a_policy_without_a_next_leaf_is_reported() -> None:
     violation = found_in(lambda n, size: PrefixCacheAdapter(n, size, Undecided()))
     assert "next_leaf: expected a leaf that was added, got None" in violation.problem
 

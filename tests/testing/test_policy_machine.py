@@ -87,7 +87,7 @@ def run_without_shrinking(policy: Callable[[], EvictionPolicy]) -> None:
 
 
 @pytest.mark.parametrize("policy", [ByDepth, ByUsesOfParent])
-def test_a_policy_that_takes_for_fixed_what_changes_is_found(policy: Callable[[], EvictionPolicy]) -> None:
+def test_a_policy_that_keys_leaves_by_what_changes_is_found(policy: Callable[[], EvictionPolicy]) -> None:
     """In the machine, nothing of a leaf in the index changed but its number of blocks; in a cache, these failed."""
     with pytest.raises(KeyError):
         run_without_shrinking(policy)
@@ -110,6 +110,6 @@ def test_a_policy_with_other_leaves_than_were_added_is_reported_with_both() -> N
 
 
 @pytest.mark.parametrize("policy", [Clocked, CountsIdleBlocks])
-def test_a_policy_gets_its_clock_and_is_told_of_evictions(policy: Callable[[], EvictionPolicy]) -> None:
+def test_a_policy_gets_its_clock_and_is_notified_of_evictions(policy: Callable[[], EvictionPolicy]) -> None:
     """The machine broke the contract that it tests: it gave no clock, and evicted leaves unseen by what learns from them."""
     policy_machine(policy, max_examples=30).TestCase().runTest()

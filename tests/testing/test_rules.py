@@ -1,4 +1,4 @@
-"""Each rule is seen broken where it is broken, and the story of it is told."""
+"""A broken rule is reported by its number, with the steps that led to it."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def test_each_rule_can_be_seen_broken(adapter: Callable[[int, int], CacheAdapter
         (ChecksItself, r"the cache's own check raised RuntimeError\('block 0 is held'\) at broken_adapters\.py:\d+"),
     ],
 )
-def test_the_search_looks_prompts_up_and_asks_the_cache_s_own_check(
+def test_the_search_calls_match_and_the_cache_s_own_check(
     kind: Callable[[int, int], CacheAdapter], problem: str
 ) -> None:
     """It never called match; and any error but an AssertionError from a check ended the search without a story."""
@@ -147,7 +147,7 @@ def test_a_violation_lists_the_calls_that_led_to_it() -> None:
 
 
 def test_a_report_says_in_which_pool_a_run_can_be_repeated() -> None:
-    """It told only the steps, which break no rule in most pools."""
+    """It had only the steps, which break no rule in most pools."""
     violation = found_in(CountsWrong, max_examples=50)
     assert re.search(r"\nThis is what happened in a cache of \d blocks? of \d tokens?:\n  1\. A opens", str(violation))
     assert str(pickle.loads(pickle.dumps(violation))) == str(violation)
@@ -162,7 +162,7 @@ def test_a_report_says_what_a_refused_call_changed() -> None:
 
 
 def test_a_report_says_how_much_of_a_block_is_copied() -> None:
-    """A copy of too few tokens was told as one of the whole block."""
+    """A copy of too few tokens was reported as one of the whole block."""
     cache = CheckedCache(PrefixCacheAdapter(8, 4))
     first = cache.open([1, 2, 3])
     assert first is not None
