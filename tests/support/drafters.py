@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from radixkv import LLM
@@ -85,7 +86,6 @@ class Guesser(Drafter):
 
 def speculator(llm: LLM, drafters: Sequence[Drafter]) -> Speculator:
     """Drafts for an engine made without them, by a clock that gives every step the same time."""
-    ticks = iter(range(10**9))
     return Speculator(
         drafters,
         llm.engine.scheduler.blocks,
@@ -93,7 +93,7 @@ def speculator(llm: LLM, drafters: Sequence[Drafter]) -> Speculator:
         max_rows=256,
         max_batched_tokens=llm.engine.capacity.max_num_batched_tokens,
         vocab_size=llm.engine.loaded.vocab_size,
-        clock=lambda: float(next(ticks)),
+        clock=_ticking(),
     )
 
 
@@ -109,5 +109,10 @@ def draft_from(llm: LLM, *drafters: Drafter) -> None:
 
 def use_ticks(llm: LLM) -> None:
     """Make every step take the same time by the clock that teaches what rows are worth, so that drafts are verified."""
-    ticks = iter(range(10**9))
-    speculator_of(llm)._clock = lambda: float(next(ticks))
+    speculator_of(llm)._clock = _ticking()
+
+
+def _ticking() -> Callable[[], float]:
+    """A clock by which a second passes from call to call."""
+    ticks = itertools.count()
+    return lambda: float(next(ticks))

@@ -53,8 +53,19 @@ def write_model(
         tensors: more tensors of the file.
         control_tokens: texts of control tokens, by their ids, which are more than 1.
     """
-    config = model.config
     writer = gguf.GGUFWriter(path, architecture)
+    _add_config(writer, model.config, architecture, fields or {})
+    _add_tokenizer(writer, model.config.vocab_size, control_tokens or {})
+    for name, floats in (tensors or {}).items():
+        writer.add_tensor(name, floats)
+    _add_weights(writer, model, architecture, kind_of)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def _add_config(writer: gguf.GGUFWriter, config: Any, architecture: str, fields: Mapping[str, Any]) -> None:
     rope = config.rope_parameters.get("full_attention", config.rope_parameters)
     sizes = {
         "context_length": config.max_position_embeddings,
@@ -68,23 +79,30 @@ def write_model(
         "rope.freq_base": rope["rope_theta"],
         "rope.dimension_count": getattr(config, "head_dim", None),
         "vocab_size": config.vocab_size,
-        **(fields or {}),
+        **fields,
     }
     for name, value in sizes.items():
         _add_field(writer, name if name.startswith(("tokenizer.", "split.")) else f"{architecture}.{name}", value)
+
+
+def _add_tokenizer(writer: gguf.GGUFWriter, vocab_size: int, control_tokens: Mapping[int, str]) -> None:
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre("default")
-    characters = [chr(0x100 + i) for i in range(config.vocab_size - 1)]
-    kinds = [int(gguf.TokenType.NORMAL)] * config.vocab_size
-    for token_id, text in (control_tokens or {}).items():
+    characters = [chr(0x100 + i) for i in range(vocab_size - 1)]
+    kinds = [int(gguf.TokenType.NORMAL)] * vocab_size
+    for token_id, text in control_tokens.items():
         characters[token_id], kinds[token_id] = text, int(gguf.TokenType.CONTROL)
     writer.add_token_list([*characters, characters[0] + characters[1]])
     writer.add_token_types(kinds)
     writer.add_token_merges([f"{characters[0]} {characters[1]}"])
     writer.add_bos_token_id(1)
     writer.add_eos_token_id(2)
-    for name, floats in (tensors or {}).items():
-        writer.add_tensor(name, floats)
+
+
+def _add_weights(
+    writer: gguf.GGUFWriter, model: transformers.PreTrainedModel, architecture: str, kind_of: Callable[[str], str]
+) -> None:
+    config = model.config
     kind_of_model = next(key for key, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture)
     names = gguf.get_tensor_name_map(kind_of_model, config.num_hidden_layers)
     generator = np.random.default_rng(0)
@@ -102,9 +120,8 @@ def write_model(
         if name.endswith("ffn_gate_inp_shexp.weight"):  # of one row
             weight = weight[0]
         if weight.ndim == 1:
-            writer.add_tensor(
-                name, weight + (name.endswith("norm.weight") and architecture.startswith(("gemma", "nemotron")))
-            )
+            has_one_more = name.endswith("norm.weight") and architecture.startswith(("gemma", "nemotron"))
+            writer.add_tensor(name, weight + has_one_more)
             continue
         if architecture == "llama" and (
             "attn_q" in name or "attn_k" in name
@@ -117,10 +134,6 @@ def write_model(
         except NotImplementedError:
             blocks = random_blocks(kind.name, *weight.shape, generator).numpy()
         writer.add_tensor(name, blocks, raw_dtype=kind)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
 
 
 def _add_field(writer: gguf.GGUFWriter, name: str, value: Any) -> None:

@@ -19,13 +19,14 @@ from pathlib import Path
 
 import numpy as np
 from rich.console import Console
+from rich.table import Table
 
 from radixkv.bench.common.figures import write_figures
 from radixkv.bench.common.machine import describe_machine
 from radixkv.bench.common.tables import figure_table
-from radixkv.bench.tiers.first_tokens import MORE_ROUNDS, Restart, Shared, measure_restart, measure_shared
+from radixkv.bench.tiers.first_tokens import MORE_ROUNDS, Restart, measure_restart, measure_shared
 from radixkv.bench.tiers.working_set import LOAD, Arrivals, WorkingSet, measure_arrivals, measure_working_set
-from radixkv.bench.tiers.writing import UNRELATED_PROMPTS, Writing, measure_writing
+from radixkv.bench.tiers.writing import UNRELATED_PROMPTS, measure_writing
 
 
 def run_tiers(
@@ -78,7 +79,17 @@ def run_tiers(
     write_figures(json_path, figures)
     if plot_path is not None:
         plot_tiers(restarts, sets, plot_path)
-    _print(console, restarts, sets, arrivals, writing, shared)
+    for table in (_restart_table(restarts), _working_set_table(sets), _arrivals_table(arrivals)):
+        console.print(table)
+    console.print(
+        f"{UNRELATED_PROMPTS} unrelated prompts: {writing.without_tiers:.1f} tokens/s without tiers, "
+        f"{writing.write_back_ratio - 1:+.1%} with write-back, {writing.write_through_ratio - 1:+.1%} with write-through"
+    )
+    if shared is not None:
+        console.print(
+            f"{shared.prompt_tokens} tokens, {shared.cached_tokens} of them from the shared store: {shared.loaded:.3f} s, "
+            f"{shared.loaded / shared.cold:.3f} of {shared.cold:.3f} s cold"
+        )
 
 
 def _new_folder() -> tempfile.TemporaryDirectory[str]:
@@ -110,14 +121,7 @@ def plot_tiers(restarts: list[Restart], sets: list[WorkingSet], path: Path) -> N
     figure.savefig(path)
 
 
-def _print(
-    console: Console,
-    restarts: list[Restart],
-    sets: list[WorkingSet],
-    arrivals: list[Arrivals],
-    writing: Writing,
-    shared: Shared | None,
-) -> None:
+def _restart_table(restarts: list[Restart]) -> Table:
     columns = ("prompt", "hot, s", "loaded after a restart, s", "cold, s", "cold without tiers, s")
     table = figure_table(*columns, "loaded / hot", "loaded / cold")
     for each in restarts:
@@ -130,7 +134,10 @@ def _print(
             f"{each.loaded / each.hot:.2f}",
             f"{each.loaded / each.cold:.3f}",
         )
-    console.print(table)
+    return table
+
+
+def _working_set_table(sets: list[WorkingSet]) -> Table:
     table = figure_table("below the pool", "tokens/s", "against none", "cached", "first token p50, s", "p99, s")
     for row in sets:
         table.add_row(
@@ -141,7 +148,10 @@ def _print(
             f"{row.ttft_p50:.2f}",
             f"{row.ttft_p99:.2f}",
         )
-    console.print(table)
+    return table
+
+
+def _arrivals_table(arrivals: list[Arrivals]) -> Table:
     table = figure_table("below the pool", "requests/s", "cached", "first token p50, s", "p99, s", "p99 / p50 of none")
     for users in arrivals:
         table.add_row(
@@ -152,13 +162,4 @@ def _print(
             f"{users.ttft_p99:.2f}",
             f"{users.ttft_p99 / arrivals[0].ttft_p50:.2f}",
         )
-    console.print(table)
-    console.print(
-        f"{UNRELATED_PROMPTS} unrelated prompts: {writing.without_tiers:.1f} tokens/s without tiers, "
-        f"{writing.write_back_ratio - 1:+.1%} with write-back, {writing.write_through_ratio - 1:+.1%} with write-through"
-    )
-    if shared is not None:
-        console.print(
-            f"{shared.prompt_tokens} tokens, {shared.cached_tokens} of them from the shared store: {shared.loaded:.3f} s, "
-            f"{shared.loaded / shared.cold:.3f} of {shared.cold:.3f} s cold"
-        )
+    return table
