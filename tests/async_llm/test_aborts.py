@@ -9,14 +9,13 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from support.async_streams import ENDLESS, prompts, run, tokens_of, until
+from support.async_streams import ENDLESS, prompts, running_llm, tokens_of, until
 from support.held_steps import HeldSteps
 from support.replica_servers import tiny_llm
 from support.time_limit import HANGING
 from support.tiny_engine import tiny
 
 from radixkv import (
-    AsyncLLM,
     BeamSearchParams,
     CompletionOutput,
     SamplingParams,
@@ -25,8 +24,8 @@ from radixkv import (
 )
 
 
-def test_abort_ends_the_iteration() -> None:
-    async def test(llm: AsyncLLM) -> None:
+async def test_abort_ends_the_iteration() -> None:
+    async with running_llm() as llm:
         reasons = []
         async for output in llm.generate(prompts(1)[0], ENDLESS, "mine"):
             llm.abort("mine")
@@ -42,11 +41,9 @@ def test_abort_ends_the_iteration() -> None:
         assert (await search).sequences == []
         llm.abort("no such request")
 
-    run(test)
-
 
 @pytest.mark.parametrize("prepared", ["tokenized", "compiled", "resumed"])
-def test_a_request_that_is_aborted_before_the_engine_has_it_ends(
+async def test_a_request_that_is_aborted_before_the_engine_has_it_ends(
     prepared: str, default_tokenizer: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nothing was found under its id then, and it ran to its end."""
@@ -73,8 +70,8 @@ def test_a_request_that_is_aborted_before_the_engine_has_it_ends(
         prompt["resume"] = [CompletionOutput(0, "", [7, 8, 9])]
         factory = offline.engine.request_factory
         monkeypatch.setattr(factory, "make", held(factory.make))
+    async with running_llm(offline) as llm:
 
-    async def test(llm: AsyncLLM) -> None:
         async def reasons() -> list[str | None]:
             return [piece.outputs[0].finish_reason async for piece in llm.generate(prompt, params, "mine")]
 
@@ -85,12 +82,10 @@ def test_a_request_that_is_aborted_before_the_engine_has_it_ends(
         assert (await aborted)[-1] == "abort"
         assert (await reasons())[-1] in ("stop", "length")  # the next one with that id
 
-    run(test, offline)
-
 
 @pytest.mark.parametrize("kind", [list, tuple, set, iter])
-def test_several_requests_are_aborted_in_one_call(kind: Any) -> None:
-    async def test(llm: AsyncLLM) -> None:
+async def test_several_requests_are_aborted_in_one_call(kind: Any) -> None:
+    async with running_llm() as llm:
         streams = [llm.generate(prompt, ENDLESS, name) for prompt, name in zip(prompts(2), "ab", strict=True)]
         for stream in streams:
             await anext(stream)
@@ -103,15 +98,12 @@ def test_several_requests_are_aborted_in_one_call(kind: Any) -> None:
             reasons = [output.outputs[0].finish_reason async for output in stream]
             assert reasons[-1] == "abort"
 
-    run(test)
 
-
-def test_an_aborted_stream_has_the_text_of_all_its_tokens(default_tokenizer: Any) -> None:
+async def test_an_aborted_stream_has_the_text_of_all_its_tokens(default_tokenizer: Any) -> None:
     """Text held back because it could have become a stop string used to be lost."""
     offline = tiny_llm(default_tokenizer, block_size=4)
     params = SamplingParams(n=2, seed=1, max_tokens=50, ignore_eos=True, stop=["never" * 5])
-
-    async def test(llm: AsyncLLM) -> None:
+    async with running_llm(offline) as llm:
         texts, tokens = ["", ""], [list[int](), list[int]()]
         steps = await llm.call(HeldSteps)
         steps.allow(4)
@@ -124,15 +116,12 @@ def test_an_aborted_stream_has_the_text_of_all_its_tokens(default_tokenizer: Any
         assert {part.finish_reason for part in output.outputs} == {"abort"}
         assert texts == [default_tokenizer.decode(token_ids, skip_special_tokens=True) for token_ids in tokens]
 
-    run(test, offline)
 
-
-def test_a_request_aborted_before_its_first_token_has_all_its_samples() -> None:
+async def test_a_request_aborted_before_its_first_token_has_all_its_samples() -> None:
     """It had one, with which it could not be resumed."""
     params = SamplingParams(n=3, seed=1, temperature=1.0, max_tokens=6, logprobs=1)
     prompt: Any = {"prompt_token_ids": list(range(3, 33))}
-
-    async def test(llm: AsyncLLM) -> None:
+    async with running_llm(tiny(max_num_batched_tokens=8)) as llm:
         whole = await tokens_of(llm, prompt, params)
         await llm.reset_prefix_cache()
         steps = await llm.call(HeldSteps)
@@ -145,5 +134,3 @@ def test_a_request_aborted_before_its_first_token_has_all_its_samples() -> None:
             (index, [], "abort") for index in range(3)
         ]
         assert await tokens_of(llm, {**prompt, "resume": parts}, params) == whole
-
-    run(test, tiny(max_num_batched_tokens=8))

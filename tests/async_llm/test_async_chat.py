@@ -10,7 +10,7 @@ from contextlib import aclosing
 from typing import Any
 
 import pytest
-from support.async_streams import run, until
+from support.async_streams import running_llm, until
 from support.example_tools import ADD, WEATHER
 from support.held_steps import HeldSteps
 from support.replica_servers import tiny_llm
@@ -34,13 +34,12 @@ def facts(chat: Chat | AsyncChat) -> tuple[Any, ...]:
     return output.prompt_token_ids, output.num_cached_tokens, answer.token_ids, chat.answer, chat.history
 
 
-def test_every_turn_is_that_of_a_chat_to_the_token(llm: LLM) -> None:
+async def test_every_turn_is_that_of_a_chat_to_the_token(llm: LLM) -> None:
     offline = Chat(llm, SYSTEM, PARAMS, "salt")
     expected = [(offline.send(question), *facts(offline)) for question in QUESTIONS]
     again = offline.fork().send("Say it again.")
     llm.reset_prefix_cache()
-
-    async def test(engine: AsyncLLM) -> None:
+    async with running_llm(llm) as engine:
         chat = AsyncChat(engine, SYSTEM, PARAMS, "salt")
         for question, turn in zip(QUESTIONS, expected, strict=True):
             text = "".join([piece async for piece in chat.stream(question)])
@@ -50,10 +49,8 @@ def test_every_turn_is_that_of_a_chat_to_the_token(llm: LLM) -> None:
         assert len(chat.history) == len(other.history) == 9
         assert await engine.reset_prefix_cache()
 
-    run(test, llm)
 
-
-def test_a_conversation_that_was_stored_goes_on_where_it_was(llm: LLM) -> None:
+async def test_a_conversation_that_was_stored_goes_on_where_it_was(llm: LLM) -> None:
     offline = Chat(llm, SYSTEM, PARAMS)
     offline.send("Hi")
     stored = json.loads(json.dumps(offline.history))
@@ -65,11 +62,8 @@ def test_a_conversation_that_was_stored_goes_on_where_it_was(llm: LLM) -> None:
     (output,) = llm.chat([*before, {"role": "user", "content": "And then?"}], PARAMS, use_tqdm=False)
     assert output.outputs[0].text == answer
     assert again.history[:-2] == before
-
-    async def test(engine: AsyncLLM) -> None:
+    async with running_llm(llm) as engine:
         assert await AsyncChat(engine, sampling_params=PARAMS, history=before).send("And then?") == answer
-
-    run(test, llm)
 
 
 @pytest.mark.parametrize(
@@ -91,7 +85,7 @@ def test_what_is_no_history_is_refused(llm: LLM, history: Any, message: str) -> 
         Chat(llm, "x", history=[{"role": "user", "content": "Hi"}])
 
 
-def test_a_chat_calls_a_tool_and_goes_on_with_its_result(llm: LLM) -> None:
+async def test_a_chat_calls_a_tool_and_goes_on_with_its_result(llm: LLM) -> None:
     options: Any = {"sampling_params": PARAMS, "tools": [WEATHER, ADD], "parallel_tool_calls": False}
     to_add: Any = {"type": "function", "function": {"name": "add"}}
     offline = Chat(llm, **options)
@@ -99,8 +93,7 @@ def test_a_chat_calls_a_tool_and_goes_on_with_its_result(llm: LLM) -> None:
     assert offline.answer is not None
     (expected,) = offline.answer.tool_calls
     answer = offline.send_results({expected.id: "7"})
-
-    async def test(engine: AsyncLLM) -> None:
+    async with running_llm(llm) as engine:
         chat = AsyncChat(engine, **options)
         assert await chat.send("What is 3 plus 4?", SamplingParams(seed=1, max_tokens=60), tool_choice=to_add) == ""
         assert chat.answer is not None
@@ -111,10 +104,10 @@ def test_a_chat_calls_a_tool_and_goes_on_with_its_result(llm: LLM) -> None:
         assert await chat.send_results({call.id: "7"}) == answer
         assert [message["role"] for message in chat.history] == ["user", "assistant", "tool", "assistant"]
 
-    run(test, llm)
 
-
-def test_prompts_are_written_and_tokenized_in_the_tokenizer_s_thread(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_prompts_are_written_and_tokenized_in_the_tokenizer_s_thread(
+    llm: LLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """On the event loop, a long conversation would hold up every other stream."""
     threads = set()
 
@@ -127,13 +120,10 @@ def test_prompts_are_written_and_tokenized_in_the_tokenizer_s_thread(llm: LLM, m
 
     for name in ("render_chat", "tokenize", "decode_tokens"):
         monkeypatch.setattr(conversation, name, noted(getattr(conversation, name)))
-
-    async def test(engine: AsyncLLM) -> None:
+    async with running_llm(llm) as engine:
         chat = AsyncChat(engine, SYSTEM, PARAMS)
         for question in QUESTIONS[:2]:
             await chat.send(question)
-
-    run(test, llm)
     assert threads == {"radixkv-tokenizer"}
 
 
@@ -175,14 +165,13 @@ async def refuse(engine: AsyncLLM, chat: AsyncChat, steps: HeldSteps) -> None:
 
 
 @pytest.mark.parametrize("end", [leave, cancel, fail, abort, refuse])
-def test_a_turn_that_is_not_answered_to_its_end_does_not_join(
+async def test_a_turn_that_is_not_answered_to_its_end_does_not_join(
     default_tokenizer: Any, end: Callable[[AsyncLLM, AsyncChat, HeldSteps], Awaitable[None]]
 ) -> None:
     llm = tiny_llm(default_tokenizer)
     offline = Chat(llm, SYSTEM, PARAMS)
     expected = offline.send(QUESTIONS[0])
-
-    async def test(engine: AsyncLLM) -> None:
+    async with running_llm(llm) as engine:
         chat = AsyncChat(engine, SYSTEM, PARAMS)
         steps = await engine.call(HeldSteps)
         steps.allow(50)
@@ -194,10 +183,8 @@ def test_a_turn_that_is_not_answered_to_its_end_does_not_join(
         assert await chat.send(QUESTIONS[0]) == expected
         assert chat.history == offline.history
 
-    run(test, llm)
 
-
-def test_a_turn_is_cancelled_while_it_is_tokenized(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_turn_is_cancelled_while_it_is_tokenized(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     begun, may_go_on = threading.Event(), threading.Event()
     render_chat = conversation.render_chat
 
@@ -207,8 +194,7 @@ def test_a_turn_is_cancelled_while_it_is_tokenized(llm: LLM, monkeypatch: pytest
         return render_chat(*arguments, **options)
 
     monkeypatch.setattr(conversation, "render_chat", held)
-
-    async def test(engine: AsyncLLM) -> None:
+    async with running_llm(llm) as engine:
         chat = AsyncChat(engine, SYSTEM, PARAMS)
         turn = asyncio.create_task(chat.send("Why?"))
         await until(begun.is_set)
@@ -218,8 +204,6 @@ def test_a_turn_is_cancelled_while_it_is_tokenized(llm: LLM, monkeypatch: pytest
         may_go_on.set()
         await chat.send(QUESTIONS[0])
         assert [message["content"] for message in chat.history[:-1]] == [SYSTEM, QUESTIONS[0]]
-
-    run(test, llm)
 
 
 async def test_a_turn_that_a_shutdown_aborts_does_not_join(default_tokenizer: Any) -> None:
@@ -237,8 +221,8 @@ async def test_a_turn_that_a_shutdown_aborts_does_not_join(default_tokenizer: An
         assert [message["role"] for message in chat.history] == ["system"]
 
 
-def test_of_two_turns_at_a_time_one_joins(llm: LLM) -> None:
-    async def test(engine: AsyncLLM) -> None:
+async def test_of_two_turns_at_a_time_one_joins(llm: LLM) -> None:
+    async with running_llm(llm) as engine:
         chat = AsyncChat(engine, SYSTEM, PARAMS)
         turns = await asyncio.gather(*(chat.send(question) for question in QUESTIONS[:2]), return_exceptions=True)
         (refused,) = [turn for turn in turns if not isinstance(turn, str)]
@@ -246,8 +230,6 @@ def test_of_two_turns_at_a_time_one_joins(llm: LLM) -> None:
         assert "another turn joined the conversation" in str(refused)
         assert len(chat.history) == 3
         assert chat.history[-1]["content"] in turns
-
-    run(test, llm)
 
 
 @pytest.mark.parametrize("tools", [None, [ADD]], ids=["text", "calls"])
@@ -262,7 +244,7 @@ def test_a_turn_that_was_overtaken_before_it_began_computes_nothing(llm: LLM, to
     assert llm.engine.num_steps == num_steps
 
 
-def test_turns_have_the_priority_and_the_tenant_of_their_conversation(
+async def test_turns_have_the_priority_and_the_tenant_of_their_conversation(
     llm: LLM, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made: list[tuple[int, str]] = []
@@ -274,19 +256,16 @@ def test_turns_have_the_priority_and_the_tenant_of_their_conversation(
         return make(*arguments, **options)
 
     monkeypatch.setattr(factory, "make", noted)
-
-    async def test(engine: AsyncLLM) -> None:
+    async with running_llm(llm) as engine:
         chat = AsyncChat(engine, sampling_params=PARAMS, priority=5, tenant="ann")
         await chat.send("Hi")
         await chat.fork().send("Hi")
         await AsyncChat(engine, sampling_params=PARAMS, priority=None).send("Hi")
-
-    run(test, llm)
     assert made == [(5, "ann"), (5, "ann"), (0, "")]
 
 
-def test_what_is_changed_after_a_call_has_no_effect(llm: LLM) -> None:
-    async def test(engine: AsyncLLM) -> None:
+async def test_what_is_changed_after_a_call_has_no_effect(llm: LLM) -> None:
+    async with running_llm(llm) as engine:
         params = SamplingParams(seed=1, max_tokens=3)
         chat = AsyncChat(engine, SYSTEM)
         pieces = chat.stream("Hi", params)
@@ -294,14 +273,11 @@ def test_what_is_changed_after_a_call_has_no_effect(llm: LLM) -> None:
         assert [piece async for piece in pieces]
         assert chat.last_num_tokens == 3
 
-    run(test, llm)
 
-
-def test_impossible_arguments_are_named(llm: LLM) -> None:
+async def test_impossible_arguments_are_named(llm: LLM) -> None:
     with pytest.raises(TypeError, match="llm: expected an AsyncLLM, got LLM"):
         AsyncChat(llm)  # type: ignore[arg-type]
-
-    async def test(engine: AsyncLLM) -> None:
+    async with running_llm(llm) as engine:
         with pytest.raises(TypeError, match="llm: expected an LLM, got AsyncLLM"):
             Chat(engine)  # type: ignore[arg-type]
         with pytest.raises(TypeError, match="system: expected a string or None, got 5"):
@@ -314,8 +290,6 @@ def test_impossible_arguments_are_named(llm: LLM) -> None:
         for options, name in (({"tenant": 5}, "tenant"), ({"priority": "high"}, "priority")):
             with pytest.raises(TypeError, match=f"{name}: expected"):
                 AsyncChat(engine, **options)  # type: ignore[arg-type]
-
-    run(test, llm)
 
 
 @pytest.mark.parametrize("results", [None, 7, ["7"], [{"role": "tool", "content": "7"}]])

@@ -6,20 +6,19 @@ import asyncio
 from dataclasses import replace
 from typing import Any
 
-from support.async_streams import GREEDY, prompts, run
+from support.async_streams import GREEDY, prompts, running_llm
 from support.chat_templates import TEMPLATES, make_tokenizer
 from support.replica_servers import tiny_llm
 from support.tiny_engine import tiny
 
 from radixkv import (
-    AsyncLLM,
     BeamSearchParams,
     CompletionOutput,
     SamplingParams,
 )
 
 
-def test_what_is_changed_after_a_call_has_no_effect() -> None:
+async def test_what_is_changed_after_a_call_has_no_effect() -> None:
     """Tasks that shared parameters got each other's values, because these were read once the prompt was tokenized."""
     prompt = prompts(1)[0]
     params = SamplingParams(max_tokens=6, ignore_eos=True, stop_token_ids=[])
@@ -27,8 +26,7 @@ def test_what_is_changed_after_a_call_has_no_effect() -> None:
     changed = {"seed": 2, "max_tokens": 9}
     offline = tiny()
     (expected,) = offline.generate([prompt], replace(params, seed=1), use_tqdm=False)
-
-    async def test(llm: AsyncLLM) -> None:
+    async with running_llm(offline) as llm:
         params.seed = 1
         own = {"prompt_token_ids": list(prompt["prompt_token_ids"])}
         pieces = llm.generate(own, params)
@@ -45,28 +43,22 @@ def test_what_is_changed_after_a_call_has_no_effect() -> None:
         best = (await beams).sequences[0]
         assert len(best.tokens) == len(prompt["prompt_token_ids"]) + 3
 
-    run(test, offline)
 
-
-def test_answers_begun_elsewhere_are_copied_by_the_call() -> None:
+async def test_answers_begun_elsewhere_are_copied_by_the_call() -> None:
     (prompt,) = prompts(1)
     offline = tiny()
     whole = offline.generate([prompt], GREEDY, use_tqdm=False)[0].outputs[0].token_ids
-
-    async def test(llm: AsyncLLM) -> None:
+    async with running_llm(offline) as llm:
         begun = CompletionOutput(0, "", whole[:4])
         pieces = llm.generate({**prompt, "resume": [begun]}, GREEDY)
         begun.token_ids.append(whole[4])
         assert [token_id async for piece in pieces for token_id in piece.outputs[0].token_ids] == whole[4:]
 
-    run(test, offline)
 
-
-def test_what_belongs_to_a_conversation_is_copied_by_the_call() -> None:
+async def test_what_belongs_to_a_conversation_is_copied_by_the_call() -> None:
     tokenizer = make_tokenizer(TEMPLATES["think_switch"])
     offline = tiny_llm(tokenizer)
-
-    async def test(llm: AsyncLLM) -> None:
+    async with running_llm(offline) as llm:
         given: dict[str, Any] = {
             "messages": [{"role": "user", "content": "Go."}],
             "tools": [{"type": "function", "function": {"name": "f"}}],
@@ -81,5 +73,3 @@ def test_what_belongs_to_a_conversation_is_copied_by_the_call() -> None:
         given["chat_template_kwargs"]["enable_thinking"] = False
         given["cache"]["read"] = "no"
         assert {output.prompt async for output in pieces} == expected
-
-    run(test, offline)

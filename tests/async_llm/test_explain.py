@@ -10,20 +10,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.async_streams import ENDLESS, run
+from support.async_streams import ENDLESS, running_llm
 from support.replica_servers import tiny_llm
 from support.time_limit import HANGING
-
-from radixkv import AsyncLLM
 
 MESSAGES = [{"role": "user", "content": "What is a radix tree, and what is it good for? Answer in two sentences."}]
 PROMPT = "The library opens at nine. Today is the 20th of November. Who are you?"
 
 
-def test_a_prompt_is_explained_while_others_stream_as_it_is_offline(default_tokenizer: Any) -> None:
+async def test_a_prompt_is_explained_while_others_stream_as_it_is_offline(default_tokenizer: Any) -> None:
     offline = tiny_llm(default_tokenizer, block_size=4)
-
-    async def test(llm: AsyncLLM) -> None:
+    async with running_llm(offline) as llm:
         unknown = await llm.explain(PROMPT)
         assert (unknown.num_reused_tokens, unknown.difference) == (0, None)
         async with contextlib.aclosing(llm.generate(PROMPT, ENDLESS)) as stream:
@@ -48,16 +45,13 @@ def test_a_prompt_is_explained_while_others_stream_as_it_is_offline(default_toke
         ):
             await llm.explain(5)  # type: ignore[arg-type]
 
-    run(test, offline)
-
 
 @pytest.mark.parametrize("form", ["prompt", "messages"])
-def test_what_is_changed_while_the_tokenizer_is_busy_is_neither_explained_nor_pinned(
+async def test_what_is_changed_while_the_tokenizer_is_busy_is_neither_explained_nor_pinned(
     default_tokenizer: Any, form: str
 ) -> None:
     """A list of token ids or messages that the program went on writing was read when its turn had come."""
-
-    async def test(llm: AsyncLLM) -> None:
+    async with running_llm(tiny_llm(default_tokenizer, block_size=4)) as llm:
         given: list[Any] = [5, 6, 7, 8, 9, 10, 11, 12] if form == "prompt" else [dict(MESSAGES[0])]
         expected = (await llm.explain(given)).num_prompt_tokens
         may_go_on = threading.Event()
@@ -75,16 +69,11 @@ def test_what_is_changed_while_the_tokenizer_is_busy_is_neither_explained_nor_pi
         assert pin.num_tokens == expected // 4 * 4
         await llm.unpin(pin)
 
-    run(test, tiny_llm(default_tokenizer, block_size=4))
 
-
-def test_an_explanation_says_what_lies_on_the_disk(default_tokenizer: Any, tmp_path: Path) -> None:
+async def test_an_explanation_says_what_lies_on_the_disk(default_tokenizer: Any, tmp_path: Path) -> None:
     with tiny_llm(default_tokenizer, block_size=4, disk_cache=tmp_path) as before:
         before.generate(PROMPT, ENDLESS, use_tqdm=False)
-
-    async def look(llm: AsyncLLM) -> None:
+    async with running_llm(tiny_llm(default_tokenizer, block_size=4, disk_cache=tmp_path)) as llm:
         explanation = await llm.explain(PROMPT)
         assert [below.medium for below in explanation.below] == ["disk"]
         assert "in the tier 'disk'" in str(explanation)
-
-    run(look, tiny_llm(default_tokenizer, block_size=4, disk_cache=tmp_path))

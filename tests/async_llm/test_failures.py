@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from support.async_streams import ENDLESS, GREEDY, assert_empty, prompts, run, tokens_of, until
+from support.async_streams import ENDLESS, GREEDY, assert_empty, prompts, running_llm, tokens_of, until
 from support.dict_tier import DictTier
 from support.forked_child import refusals_in_a_fork
 from support.held_steps import HeldSteps
@@ -25,7 +25,7 @@ from radixkv.tiers.stats import StoreStats
 
 
 @pytest.mark.parametrize("where", ["model", "sampling"])
-def test_a_crash_fails_only_the_requests_of_its_step(monkeypatch: pytest.MonkeyPatch, where: str) -> None:
+async def test_a_crash_fails_only_the_requests_of_its_step(monkeypatch: pytest.MonkeyPatch, where: str) -> None:
     expected = [
         [o.token_ids for o in output.outputs] for output in tiny().generate(prompts(10), GREEDY, use_tqdm=False)
     ]
@@ -33,8 +33,7 @@ def test_a_crash_fails_only_the_requests_of_its_step(monkeypatch: pytest.MonkeyP
     owner, name = (offline.engine._runner, "run") if where == "model" else (executor, "InFlightTokens")
     monkeypatch.setattr(owner, name, raising_at(6, ZeroDivisionError("planted"), getattr(owner, name)))
     steps = HeldSteps(offline.engine)
-
-    async def test(llm: AsyncLLM) -> None:
+    async with running_llm(offline) as llm:
         answers = [asyncio.create_task(tokens_of(llm, prompt)) for prompt in prompts(10)]
         await until(lambda: llm.num_unfinished >= len(answers))  # in the sixth step, as many run as may
         steps.allow_all()
@@ -46,10 +45,8 @@ def test_a_crash_fails_only_the_requests_of_its_step(monkeypatch: pytest.MonkeyP
         # What the crashed step left in the cache is right: all get the tokens of an engine that never crashed.
         assert await asyncio.gather(*(tokens_of(llm, prompt) for prompt in prompts(10))) == expected
 
-    run(test, offline)
 
-
-def test_what_finished_in_a_step_that_crashed_is_delivered(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_what_finished_in_a_step_that_crashed_is_delivered(monkeypatch: pytest.MonkeyPatch) -> None:
     """With asynchronous scheduling, a step processes the batch before, and only then, perhaps, its own."""
     (first, second) = prompts(2)
     one_token = SamplingParams(temperature=0.0, max_tokens=1, ignore_eos=True)
@@ -61,8 +58,7 @@ def test_what_finished_in_a_step_that_crashed_is_delivered(monkeypatch: pytest.M
     monkeypatch.setattr(output_processor, "sample", planted)  # on the host, as log-probabilities need it
     offline = tiny(async_scheduling=True)
     steps = HeldSteps(offline.engine)
-
-    async def test(llm: AsyncLLM) -> None:
+    async with running_llm(offline) as llm:
         finishes = asyncio.create_task(tokens_of(llm, first, one_token))
         await until(lambda: steps.is_holding)
         steps.allow(1)  # its token is on its way when the other one comes
@@ -74,33 +70,25 @@ def test_what_finished_in_a_step_that_crashed_is_delivered(monkeypatch: pytest.M
         with pytest.raises(StepFailedError):
             await fails
 
-    run(test, offline)
 
-
-def test_a_request_that_cannot_begin_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_request_that_cannot_begin_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     failing_once = raising_at(1, RuntimeError("planted"), engine_module.begin_request)
     monkeypatch.setattr(engine_module, "begin_request", failing_once)
-
-    async def test(llm: AsyncLLM) -> None:
+    async with running_llm() as llm:
         with pytest.raises(RuntimeError, match="planted"):
             await tokens_of(llm, prompts(1)[0])
         await assert_empty(llm)
         assert len((await tokens_of(llm, prompts(1)[0]))[0]) == 12
 
-    run(test)
 
-
-def test_a_full_disk_ends_a_recording_and_no_request(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_full_disk_ends_a_recording_and_no_request(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     offline = tiny(record_trace=tmp_path / "trace.jsonl")
     recorder = offline.engine._requests._recorder
     assert recorder is not None
     recorder._file = Path("/dev/full").open("w", buffering=1)  # noqa: SIM115 (the recorder closes it)
-
-    async def test(llm: AsyncLLM) -> None:
+    async with running_llm(offline) as llm:
         answers = await asyncio.gather(*(tokens_of(llm, prompt) for prompt in prompts(3)))
         assert [len(answer[0]) for answer in answers] == [12] * 3
-
-    run(test, offline)
     assert [record.message for record in caplog.records if "record_trace" in record.message] == [
         f"record_trace: {tmp_path / 'trace.jsonl'} cannot be written ([Errno 28] No space left on device); "
         "nothing more is recorded"
@@ -115,16 +103,14 @@ def test_a_full_disk_ends_a_recording_and_no_request(tmp_path: Path, caplog: pyt
         ("", None, "tenant: expected a string, got None"),
     ],
 )
-def test_an_impossible_request_is_refused_and_the_engine_lives(salt: str, tenant: Any, message: str) -> None:
-    async def test(llm: AsyncLLM) -> None:
+async def test_an_impossible_request_is_refused_and_the_engine_lives(salt: str, tenant: Any, message: str) -> None:
+    async with running_llm(tiny()) as llm:
         (prompt,) = prompts(1)
         with pytest.raises((TypeError, ValueError), match=message):
             async for _ in llm.generate({**prompt, "cache_salt": salt}, GREEDY, tenant=tenant):
                 pass
         assert llm.death is None
         assert await tokens_of(llm, prompt)
-
-    run(test, tiny())
 
 
 async def test_a_dead_engine_fails_all_requests(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -188,7 +174,7 @@ async def test_a_dead_engine_gives_its_disk_back(tmp_path: Path, monkeypatch: py
         assert llm.generate(prompt, GREEDY, use_tqdm=False)[0].num_cached_tokens == 0
 
 
-def test_a_store_whose_counters_cannot_be_read_ends_no_engine() -> None:
+async def test_a_store_whose_counters_cannot_be_read_ends_no_engine() -> None:
     """They are read after every step, and the engine died of what the store raised then."""
 
     class Gone(DictTier):
@@ -201,13 +187,10 @@ def test_a_store_whose_counters_cannot_be_read_ends_no_engine() -> None:
             return super().stats
 
     store = Gone()
-
-    async def test(llm: AsyncLLM) -> None:
+    async with running_llm(tiny(tiers=[store])) as llm:
         store.is_gone = True
         assert len((await tokens_of(llm, prompts(1)[0]))[0]) == 12
         assert llm.death is None
-
-    run(test, tiny(tiers=[store]))
 
 
 def test_an_llm_with_a_stream_left_open_is_refused_until_that_is_closed() -> None:
@@ -233,19 +216,16 @@ def test_an_llm_with_a_stream_left_open_is_refused_until_that_is_closed() -> Non
     assert asyncio.run(use(early)) == [expected]
 
 
-def test_a_stream_that_is_refused_leaves_the_running_engine_alone() -> None:
+async def test_a_stream_that_is_refused_leaves_the_running_engine_alone() -> None:
     """It used to abort the AsyncLLM's request that had its id, from another thread."""
     offline, (prompt,) = tiny(), prompts(1)
-
-    async def test(llm: AsyncLLM) -> None:
+    async with running_llm(offline) as llm:
         refused = offline.stream(prompt, GREEDY)  # its id is "0", too
         running = llm.generate(prompt, ENDLESS, request_id="0")
         await anext(running)
         with pytest.raises(RuntimeError, match="given to an AsyncLLM"):
             next(refused)
         assert [output async for output in running][-1].outputs[0].finish_reason == "length"
-
-    run(test, offline)
 
 
 def test_an_engine_of_another_process_is_refused_and_does_not_hang() -> None:

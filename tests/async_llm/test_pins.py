@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.async_streams import ENDLESS, GREEDY, prompts, run, tokens_of
+from support.async_streams import ENDLESS, GREEDY, prompts, running_llm, tokens_of
 from support.event_replay import replay_events
 from support.tiny_engine import tiny
 
@@ -23,7 +23,7 @@ from radixkv.engine.stats import EngineStats
 PINNED = {"prompt_token_ids": list(range(3, 23))}
 
 
-def test_a_pinned_prompt_outlives_others_until_it_is_released() -> None:
+async def test_a_pinned_prompt_outlives_others_until_it_is_released() -> None:
     async def cached(llm: AsyncLLM) -> int:
         return await llm.call(lambda engine: engine.cache.match(PINNED["prompt_token_ids"]))
 
@@ -31,7 +31,7 @@ def test_a_pinned_prompt_outlives_others_until_it_is_released() -> None:
         for start in range(30, 90, 4):
             await tokens_of(llm, {"prompt_token_ids": list(range(start, start + 20))})
 
-    async def test(llm: AsyncLLM) -> None:
+    async with running_llm(tiny(num_blocks=24)) as llm:
         pin = await llm.pin(PINNED)
         assert (pin.num_tokens, await llm.pins()) == (20, [pin])
         await fill(llm)
@@ -41,11 +41,9 @@ def test_a_pinned_prompt_outlives_others_until_it_is_released() -> None:
         await fill(llm)
         assert await cached(llm) == 0
 
-    run(test, tiny(num_blocks=24))
 
-
-def test_pins_are_bounded_and_apart_by_salt_and_end_when_all_is_forgotten() -> None:
-    async def test(llm: AsyncLLM) -> None:
+async def test_pins_are_bounded_and_apart_by_salt_and_end_when_all_is_forgotten() -> None:
+    async with running_llm(tiny(num_blocks=24)) as llm:
         with pytest.raises(PinQuotaExceeded):
             await llm.pin({"prompt_token_ids": [30 + n for n in range(60)]})
         with pytest.raises(
@@ -58,17 +56,14 @@ def test_pins_are_bounded_and_apart_by_salt_and_end_when_all_is_forgotten() -> N
         assert pin.released
         assert await llm.call(lambda engine: engine.cache.num_free_blocks) == 24
 
-    run(test, tiny(num_blocks=24))
 
-
-def test_the_statistics_of_an_idle_engine_no_longer_count_a_pin_that_has_expired(
+async def test_the_statistics_of_an_idle_engine_no_longer_count_a_pin_that_has_expired(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """They used to count it until the next request came."""
     offline, now = tiny(), [0.0]
     monkeypatch.setattr(offline.engine.cache._pins, "_clock", lambda: now[0])
-
-    async def test(llm: AsyncLLM) -> None:
+    async with running_llm(offline) as llm:
         expired = asyncio.Event()
 
         def note(stats: EngineStats) -> None:
@@ -84,21 +79,17 @@ def test_the_statistics_of_an_idle_engine_no_longer_count_a_pin_that_has_expired
         await expired.wait()
         assert llm.stats.num_blocks_in_use == 0
 
-    run(test, offline)
 
-
-def test_a_running_request_keeps_its_blocks_when_all_is_forgotten() -> None:
-    async def test(llm: AsyncLLM) -> None:
+async def test_a_running_request_keeps_its_blocks_when_all_is_forgotten() -> None:
+    async with running_llm(tiny()) as llm:
         async with contextlib.aclosing(llm.generate(prompts(1)[0], ENDLESS)) as stream:
             await anext(stream)
             assert not await llm.reset_prefix_cache()
             await anext(stream)
         assert await llm.reset_prefix_cache()
 
-    run(test, tiny())
 
-
-def test_what_is_cleared_is_published_at_once(tmp_path: Path) -> None:
+async def test_what_is_cleared_is_published_at_once(tmp_path: Path) -> None:
     """A router used to go on taking an idle engine for one that has the blocks."""
     zmq = pytest.importorskip("zmq")
     msgspec = pytest.importorskip("msgspec")
@@ -111,7 +102,9 @@ def test_what_is_cleared_is_published_at_once(tmp_path: Path) -> None:
             for event in msgspec.msgpack.decode(batch)[1]
         ]
 
-    async def test(llm: AsyncLLM) -> None:
+    async with running_llm(
+        tiny(kv_events_endpoint=f"ipc://{tmp_path}/events", kv_events_replay_endpoint=replay)
+    ) as llm:
         context: Any = zmq.Context()
         try:
             for name in (None, ""):
@@ -121,8 +114,6 @@ def test_what_is_cleared_is_published_at_once(tmp_path: Path) -> None:
                 assert types(context)[-1] != "BlockStored"
         finally:
             context.destroy(linger=0)
-
-    run(test, tiny(kv_events_endpoint=f"ipc://{tmp_path}/events", kv_events_replay_endpoint=replay))
 
 
 @pytest.mark.parametrize(
@@ -135,33 +126,27 @@ def test_what_is_cleared_is_published_at_once(tmp_path: Path) -> None:
         (PINNED, None, PinQuotaExceeded, "5 blocks would be pinned, 4 may be", {"num_blocks": 8}),
     ],
 )  # fmt: skip
-def test_nothing_is_computed_for_a_pin_that_is_refused(
+async def test_nothing_is_computed_for_a_pin_that_is_refused(
     prompt: Any, ttl: float | None, error: type[Exception], message: str, options: dict[str, Any]
 ) -> None:
-    llm = tiny(**options)
+    offline = tiny(**options)
     with pytest.raises(error, match=message):
-        llm.pin(prompt, ttl)
-
-    async def test(llm: AsyncLLM) -> None:
+        offline.pin(prompt, ttl)
+    async with running_llm(offline) as llm:
         with pytest.raises(error, match=message):
             await llm.pin(prompt, ttl)
-
-    run(test, llm)
-    assert llm.engine.num_steps == 0
+    assert offline.engine.num_steps == 0
 
 
-def test_a_pin_changes_no_answer_of_a_request_without_a_seed() -> None:
+async def test_a_pin_changes_no_answer_of_a_request_without_a_seed() -> None:
     """It took the seed that the next such request would have had."""
     drawn = SamplingParams(temperature=1.0, max_tokens=8, ignore_eos=True)
     (expected,) = tiny(seed=5).generate([PINNED], drawn, use_tqdm=False)
     offline = tiny(seed=5)
     offline.unpin(offline.pin(PINNED))
-
-    async def test(llm: AsyncLLM) -> None:
+    async with running_llm(offline) as llm:
         await llm.unpin(await llm.pin(PINNED))
         assert await tokens_of(llm, PINNED, drawn) == [expected.outputs[0].token_ids]
-
-    run(test, offline)
 
 
 def test_to_forget_everything_is_said_once() -> None:

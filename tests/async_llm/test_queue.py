@@ -7,7 +7,7 @@ import threading
 from typing import Any
 
 import pytest
-from support.async_streams import ENDLESS, GREEDY, prompts, run, tokens_of, until
+from support.async_streams import ENDLESS, GREEDY, prompts, running_llm, tokens_of, until
 from support.held_steps import HeldSteps
 from support.model_zoo import VOCAB_SIZE, build_supported
 from support.time_limit import HANGING
@@ -22,8 +22,8 @@ from radixkv.scheduling.queue_slots import QueueSlots
 from radixkv.serving.request_stream import RequestStream
 
 
-def test_a_full_queue_refuses_and_says_when_to_come_back() -> None:
-    async def test(llm: AsyncLLM) -> None:
+async def test_a_full_queue_refuses_and_says_when_to_come_back() -> None:
+    async with running_llm(tiny(max_num_seqs=2), max_queue=3) as llm:
         release = threading.Event()
         blocked = asyncio.create_task(
             llm.call(lambda engine: release.wait(HANGING))
@@ -42,8 +42,6 @@ def test_a_full_queue_refuses_and_says_when_to_come_back() -> None:
         assert all(len(samples[0]) == 12 for samples in await asyncio.gather(*tasks))
         assert len((await tokens_of(llm, prompts(1)[0]))[0]) == 12
 
-    run(test, tiny(max_num_seqs=2), max_queue=3)
-
 
 @pytest.mark.parametrize("max_queue", [-1, 1.5, True, "3"])
 def test_an_impossible_limit_is_refused(max_queue: Any) -> None:
@@ -60,10 +58,9 @@ def test_unknown_options_are_refused_with_the_nearest_known_one() -> None:
             AsyncLLM("/no/such/model", **{wrong: 3})
 
 
-def test_requests_submitted_together_are_refused_together(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_requests_submitted_together_are_refused_together(monkeypatch: pytest.MonkeyPatch) -> None:
     failing = raising_at(3, MemoryError("planted"), begin_request)
-
-    async def test(llm: AsyncLLM) -> None:
+    async with running_llm(tiny(max_num_seqs=2), max_queue=1) as llm:
         several = [Prompt([5, 6, 7]), Prompt([5, 6, VOCAB_SIZE])]
         with pytest.raises(ValueError, match="outside the vocabulary"):
             await llm.submit(several, GREEDY)
@@ -78,17 +75,14 @@ def test_requests_submitted_together_are_refused_together(monkeypatch: pytest.Mo
         with pytest.raises(MemoryError, match="planted"):
             await llm.submit([Prompt([5, 6, 7])] * 3, GREEDY)
 
-    run(test, tiny(max_num_seqs=2), max_queue=1)
 
-
-def test_who_tokenizes_or_compiles_a_grammar_has_a_place_in_the_queue(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_who_tokenizes_or_compiles_a_grammar_has_a_place_in_the_queue(monkeypatch: pytest.MonkeyPatch) -> None:
     """Any number of requests could once wait for the one thread that tokenizes, or the one that compiles."""
     offline = tiny(max_num_seqs=2)
     go = threading.Event()
     monkeypatch.setattr(offline.engine.grammars, "compile", lambda spec: go.wait() and None)
     grammar = SamplingParams(max_tokens=1, structured_outputs=StructuredOutputsParams(regex="a"))
-
-    async def test(llm: AsyncLLM) -> None:
+    async with running_llm(offline, max_queue=2) as llm:
         tokenizing = [asyncio.create_task(llm.run_tokenizer(lambda _: go.wait())) for _ in range(2)]
         compiling = [asyncio.create_task(llm.submit([Prompt([5])], grammar)) for _ in range(2)]
         await asyncio.sleep(0)
@@ -106,11 +100,10 @@ def test_who_tokenizes_or_compiles_a_grammar_has_a_place_in_the_queue(monkeypatc
                 pass
         assert len((await tokens_of(llm, prompts(1)[0]))[0]) == 12
 
-    run(test, offline, max_queue=2)
 
+async def test_one_tenant_s_burst_leaves_slots_for_others() -> None:
+    async with running_llm(tiny(max_num_seqs=4), max_queue=12) as llm:
 
-def test_one_tenant_s_burst_leaves_slots_for_others() -> None:
-    async def test(llm: AsyncLLM) -> None:
         async def submit(tenant: str) -> RequestStream:
             (stream,) = await llm.submit([Prompt([5, 6, 7])], ENDLESS, tenant=tenant)
             return stream
@@ -140,8 +133,6 @@ def test_one_tenant_s_burst_leaves_slots_for_others() -> None:
         streams[1:] = await llm.submit([Prompt([5, 6, 7])] * 13, ENDLESS, tenant="greedy")
         for stream in streams:
             stream.close()
-
-    run(test, tiny(max_num_seqs=4), max_queue=12)
 
 
 @pytest.mark.parametrize("of_others", range(1, 9))
@@ -195,15 +186,15 @@ def test_a_long_stream_and_many_samples_do_not_stop_admission(tenant: str) -> No
     engine.cache.check()
 
 
-def test_more_samples_or_beams_than_a_request_may_have_are_refused() -> None:
-    async def test(llm: AsyncLLM) -> None:
+async def test_more_samples_or_beams_than_a_request_may_have_are_refused() -> None:
+    async with running_llm(
+        tiny(max_num_seqs=8), max_seqs_per_request=4, tenants={"small": TenantShare(max_num_seqs=2)}
+    ) as llm:
         for params, name in ((SamplingParams(n=5), "n"), (BeamSearchParams(5, 3), "beam_width")):
             with pytest.raises(RequestTooLargeError, match=f"^{name}: expected at most 4 .*, got 5"):
                 await llm.submit([Prompt([5, 6])], params)
         with pytest.raises(RequestTooLargeError, match="n: expected at most 2, the tenant's limit, got 3"):
             await llm.submit([Prompt([5, 6])], SamplingParams(n=3), tenant="small")
-
-    run(test, tiny(max_num_seqs=8), max_seqs_per_request=4, tenants={"small": TenantShare(max_num_seqs=2)})
 
 
 @pytest.mark.parametrize("async_scheduling", [False, True])
@@ -223,8 +214,10 @@ def test_a_request_preempted_for_another_tenant_continues_with_the_same_tokens(a
     engine.cache.check()
 
 
-def test_a_lower_priority_is_admitted_earlier() -> None:
-    async def test(llm: AsyncLLM) -> None:
+async def test_a_lower_priority_is_admitted_earlier() -> None:
+    offline = tiny(max_num_seqs=1)
+    steps = HeldSteps(offline.engine)
+    async with running_llm(offline) as llm:
         ended = []
 
         async def ask(name: str, priority: int) -> None:
@@ -242,7 +235,3 @@ def test_a_lower_priority_is_admitted_earlier() -> None:
         steps.allow_all()
         await asyncio.gather(*asking)
         assert ended == ["running", "early", "late"]
-
-    offline = tiny(max_num_seqs=1)
-    steps = HeldSteps(offline.engine)
-    run(test, offline)

@@ -6,14 +6,14 @@ import asyncio
 from typing import Any
 
 import pytest
-from support.async_streams import GREEDY, prompts, run, tokens_of
+from support.async_streams import GREEDY, prompts, running_llm, tokens_of
 from support.model_zoo import VOCAB_SIZE
 
-from radixkv import AsyncLLM, BeamSearchParams, SamplingParams
+from radixkv import BeamSearchParams, SamplingParams
 
 
-def test_bad_requests_are_refused_and_disturb_no_other() -> None:
-    async def test(llm: AsyncLLM) -> None:
+async def test_bad_requests_are_refused_and_disturb_no_other() -> None:
+    async with running_llm() as llm:
         neighbour = asyncio.create_task(tokens_of(llm, prompts(1)[0]))
         for prompt, params, error in [
             ({"prompt_token_ids": []}, GREEDY, ValueError),
@@ -33,11 +33,9 @@ def test_bad_requests_are_refused_and_disturb_no_other() -> None:
             await anext(llm.generate({"prompt_token_ids": [5]}, GREEDY, 7))  # type: ignore[arg-type]
         assert len((await neighbour)[0]) == 12
 
-    run(test)
 
-
-def test_errors_of_a_request_take_the_place_of_its_first_output() -> None:
-    async def test(llm: AsyncLLM) -> None:
+async def test_errors_of_a_request_take_the_place_of_its_first_output() -> None:
+    async with running_llm() as llm:
         wrong: Any = "greedy"
         for params in (wrong, SamplingParams(stop_token_ids=[VOCAB_SIZE]), SamplingParams(logprobs=VOCAB_SIZE + 1)):
             for pieces in (llm.generate(prompts(1)[0], params), llm.chat([{"role": "user", "content": "x"}], params)):
@@ -49,11 +47,9 @@ def test_errors_of_a_request_take_the_place_of_its_first_output() -> None:
             with pytest.raises((TypeError, ValueError), match=f"^{next(iter(options))}: "):
                 await anext(pieces)
 
-    run(test)
 
-
-def test_values_assigned_after_construction_are_named() -> None:
-    async def test(llm: AsyncLLM) -> None:
+async def test_values_assigned_after_construction_are_named() -> None:
+    async with running_llm() as llm:
         for name, value, message in (
             ("n", "3", "n: expected a whole number, got '3'"),
             ("structured_outputs", {"choice": ["a"]}, "structured_outputs: expected"),
@@ -63,5 +59,3 @@ def test_values_assigned_after_construction_are_named() -> None:
             setattr(params, name, value)
             with pytest.raises((TypeError, ValueError), match=f"^{message}"):
                 await anext(llm.generate(prompts(1)[0], params))
-
-    run(test)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.async_streams import ENDLESS, GREEDY, prompts, run, tokens_of, until
+from support.async_streams import ENDLESS, GREEDY, prompts, running_llm, tokens_of, until
 from support.time_limit import HANGING
 from support.tiny_engine import tiny
 
@@ -33,13 +33,10 @@ async def test_a_shutdown_waits_for_no_thread_of_the_event_loop() -> None:
 
 
 @pytest.mark.usefixtures("loads_are_worth_it")
-def test_leaving_the_block_writes_what_is_cached(tmp_path: Path) -> None:
+async def test_leaving_the_block_writes_what_is_cached(tmp_path: Path) -> None:
     (prompt,) = prompts(1)
-
-    async def test(llm: AsyncLLM) -> None:
+    async with running_llm(tiny(disk_cache=tmp_path)) as llm:
         await tokens_of(llm, prompt)
-
-    run(test, tiny(disk_cache=tmp_path))
     (output,) = tiny(disk_cache=tmp_path).generate(prompt, GREEDY, use_tqdm=False)
     assert output.metrics.loaded_tokens == {"disk": (len(prompt["prompt_token_ids"]) - 1) // 4 * 4}
 
@@ -136,11 +133,10 @@ async def test_what_is_prepared_when_the_threads_end_is_refused(monkeypatch: pyt
             await prepared
 
 
-def test_a_second_one_changes_nothing_and_does_not_hang() -> None:
+async def test_a_second_one_changes_nothing_and_does_not_hang() -> None:
     """It used to take the tenants' shares away from the first, and any second call on it never returned."""
     offline = tiny()
-
-    async def test(first: AsyncLLM) -> None:
+    async with running_llm(offline) as first:
         early = AsyncLLM(offline, tenants={"ann": TenantShare(weight=3.0)})
         await tokens_of(first, prompts(1)[0])
         with pytest.raises(RuntimeError, match="already in service"):
@@ -151,8 +147,6 @@ def test_a_second_one_changes_nothing_and_does_not_hang() -> None:
         await early.shutdown()
         assert offline.engine.scheduler.shares.share("ann").weight == 3.0
         await tokens_of(first, prompts(1)[0])
-
-    run(test, offline)
 
 
 async def test_one_that_was_shut_down_before_it_ran_never_runs() -> None:

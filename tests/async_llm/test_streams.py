@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from typing import Any
 
 import pytest
-from support.async_streams import ENDLESS, GREEDY, assert_empty, prompts, run, tokens_of, until
+from support.async_streams import ENDLESS, GREEDY, assert_empty, prompts, running_llm, tokens_of, until
 from support.held_steps import HeldSteps
 from support.replica_servers import tiny_llm
 from support.time_limit import HANGING
@@ -29,33 +29,27 @@ from radixkv.tools.definitions import ParsedAnswer
 from radixkv.tools.pieces import AnswerPiece
 
 
-def test_64_streams_get_the_tokens_that_they_get_offline() -> None:
+async def test_64_streams_get_the_tokens_that_they_get_offline() -> None:
     expected = [
         [o.token_ids for o in output.outputs] for output in tiny().generate(prompts(64), GREEDY, use_tqdm=False)
     ]
-
-    async def test(llm: AsyncLLM) -> None:
+    async with running_llm() as llm:
         assert await asyncio.gather(*(tokens_of(llm, prompt) for prompt in prompts(64))) == expected
 
-    run(test)
 
-
-def test_samples_and_beams() -> None:
+async def test_samples_and_beams() -> None:
     sampled = SamplingParams(n=3, seed=5, max_tokens=9, ignore_eos=True)
     beams = BeamSearchParams(3, 6, ignore_eos=True)
     (prompt,) = prompts(1)
     offline = tiny()
     expected = [sample.token_ids for sample in offline.generate(prompt, sampled, use_tqdm=False)[0].outputs]
     found = offline.beam_search(prompt, beams)[0]
-
-    async def test(llm: AsyncLLM) -> None:
+    async with running_llm() as llm:
         assert await tokens_of(llm, prompt, sampled) == expected
         assert (await llm.beam_search(prompt, beams)).sequences == found.sequences
 
-    run(test)
 
-
-def test_beams_have_the_text_of_their_tokens_and_decode_their_prompt_once(default_tokenizer: Any) -> None:
+async def test_beams_have_the_text_of_their_tokens_and_decode_their_prompt_once(default_tokenizer: Any) -> None:
     tokenizer = copy.copy(default_tokenizer)
     decoded: list[int] = []
 
@@ -73,14 +67,11 @@ def test_beams_have_the_text_of_their_tokens_and_decode_their_prompt_once(defaul
     assert [beam.text for beam in found.sequences] == [
         default_tokenizer.decode(beam.tokens) for beam in found.sequences
     ]
-
-    async def test(llm: AsyncLLM) -> None:
+    async with running_llm(offline) as llm:
         assert (await llm.beam_search(prompt, params)).sequences == found.sequences
 
-    run(test, offline)
 
-
-def test_a_slow_reader_gets_larger_pieces_and_loses_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_slow_reader_gets_larger_pieces_and_loses_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     offline = tiny()
     step, touched, is_first_read = offline.engine.step, [], threading.Event()
     params = SamplingParams(temperature=0, max_tokens=40, logprobs=2)
@@ -92,7 +83,7 @@ def test_a_slow_reader_gets_larger_pieces_and_loses_nothing(monkeypatch: pytest.
         touched.extend(requests)
         return requests
 
-    async def test(llm: AsyncLLM) -> None:
+    async with running_llm(offline) as llm:
         (prompt,) = prompts(1)
         expected = await tokens_of(llm, prompt, params)
         monkeypatch.setattr(offline.engine, "step", step_once_the_first_piece_is_read)
@@ -107,14 +98,12 @@ def test_a_slow_reader_gets_larger_pieces_and_loses_nothing(monkeypatch: pytest.
         assert [t for piece in pieces for t in piece.outputs[0].token_ids] == expected[0]
         assert [len(piece.outputs[0].logprobs or ()) for piece in pieces] == [1, 39]
 
-    run(test, offline)
-
 
 def ends(outputs: Iterable[RequestOutput]) -> list[int]:
     return sorted(part.index for output in outputs for part in output.outputs if part.finished())
 
 
-def test_each_sample_ends_once(default_tokenizer: Any) -> None:
+async def test_each_sample_ends_once(default_tokenizer: Any) -> None:
     """Its end was in all later outputs, too, and the whole answer to a chat was read again for each of them."""
     offline = tiny_llm(default_tokenizer, block_size=4)
     params = SamplingParams(n=3, seed=1, max_tokens=40, stop=["e"])
@@ -126,16 +115,13 @@ def test_each_sample_ends_once(default_tokenizer: Any) -> None:
     resumed = list(offline.stream({"prompt": "Who are you?", "resume": begun}, params))
     assert ends(resumed) == [0, 1, 2]
     assert ends(resumed[:1]) == [shortest.index]
-
-    async def test(llm: AsyncLLM) -> None:
+    async with running_llm(offline) as llm:
         assert ends([output async for output in llm.generate("Who are you?", params)]) == [0, 1, 2]
         (stream,) = await llm.submit(as_prompts("Who are you?", llm.loaded), params)
         await until(lambda: stream.ended)
         (all_at_once,) = [delta async for delta in stream]
         assert isinstance(all_at_once, RequestOutput)
         assert all_at_once.outputs == whole
-
-    run(test, offline)
 
 
 def test_the_answer_to_each_sample_of_a_chat_is_read_once(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -153,7 +139,7 @@ def test_the_answer_to_each_sample_of_a_chat_is_read_once(llm: LLM, monkeypatch:
     assert len(made) == 3
 
 
-def test_an_abandoned_stream_is_aborted_and_its_blocks_released() -> None:
+async def test_an_abandoned_stream_is_aborted_and_its_blocks_released() -> None:
     async def left_early(llm: AsyncLLM) -> None:
         async for _ in llm.generate(prompts(1)[0], ENDLESS):
             break
@@ -183,7 +169,7 @@ def test_an_abandoned_stream_is_aborted_and_its_blocks_released() -> None:
         with pytest.raises(asyncio.CancelledError):
             await task
 
-    async def test(llm: AsyncLLM) -> None:
+    async with running_llm() as llm:
         for abandon in (left_early, closed, cancelled, cancelled_before_it_was_added):
             await abandon(llm)
             # A generator that is merely dropped is closed by the event loop, a little later.
@@ -192,15 +178,12 @@ def test_an_abandoned_stream_is_aborted_and_its_blocks_released() -> None:
             await assert_empty(llm)
             assert await llm.call(lambda engine: engine.num_steps) - steps <= 1
 
-    run(test)
 
-
-def test_an_id_can_be_given_again_as_soon_as_its_stream_is_closed() -> None:
+async def test_an_id_can_be_given_again_as_soon_as_its_stream_is_closed() -> None:
     """The next request with that id gets nothing of the one before, which is aborted a step later."""
     offline = tiny()
     first, second = prompts(2)
-
-    async def test(llm: AsyncLLM) -> None:
+    async with running_llm(offline) as llm:
         expected = await tokens_of(llm, second)
         stream = llm.generate(first, ENDLESS, "again")
         await anext(stream)
@@ -221,15 +204,12 @@ def test_an_id_can_be_given_again_as_soon_as_its_stream_is_closed() -> None:
         assert [token for piece in pieces for token in piece.outputs[0].token_ids] == expected[0]
         assert pieces[-1].outputs[0].finish_reason == "length"
 
-    run(test, offline)
 
-
-def test_statistics_are_never_replaced_by_earlier_ones() -> None:
+async def test_statistics_are_never_replaced_by_earlier_ones() -> None:
     """What a call saw before a step does not hide the step, however late its caller goes on."""
     offline = tiny(async_scheduling=False)
     steps = HeldSteps(offline.engine)
-
-    async def test(llm: AsyncLLM) -> None:
+    async with running_llm(offline) as llm:
         answer = asyncio.create_task(
             tokens_of(llm, prompts(1)[0], SamplingParams(temperature=0.0, max_tokens=2, ignore_eos=True))
         )
@@ -243,10 +223,8 @@ def test_statistics_are_never_replaced_by_earlier_ones() -> None:
         await answer
         assert (llm.stats.num_steps, llm.stats.num_running, llm.stats.num_blocks_in_use) == (2, 0, 0)
 
-    run(test, offline)
 
-
-def test_a_stream_tells_that_its_prompt_is_computed_before_the_step_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_stream_tells_that_its_prompt_is_computed_before_the_step_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     """A replica looked once a second, so a prompt that its client left sooner was charged to nobody."""
     offline, may_compute = tiny(), threading.Event()
     execute = offline.engine._execute
@@ -255,7 +233,7 @@ def test_a_stream_tells_that_its_prompt_is_computed_before_the_step_ends(monkeyp
         assert may_compute.wait(HANGING)
         return execute(*batches)
 
-    async def test(llm: AsyncLLM) -> None:
+    async with running_llm(offline) as llm:
         steps = await llm.call(HeldSteps)
         monkeypatch.setattr(offline.engine, "_execute", held)
         first, second = await llm.submit([Prompt([5, 6, 7]), Prompt([8, 9])], GREEDY)
@@ -273,21 +251,18 @@ def test_a_stream_tells_that_its_prompt_is_computed_before_the_step_ends(monkeyp
             assert [output async for output in stream][-1].finished
             await stream.wait_until_admitted()  # at once: it has ended
 
-    run(test, offline)
 
-
-def test_the_event_loop_never_waits_for_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    llm = tiny()
+async def test_the_event_loop_never_waits_for_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    offline = tiny()
     release = threading.Event()
-    step = llm.engine.step
+    step = offline.engine.step
 
     def slow_step() -> Any:
         assert release.wait(HANGING)
         return step()
 
-    monkeypatch.setattr(llm.engine, "step", slow_step)
-
-    async def test(llm: AsyncLLM) -> None:
+    monkeypatch.setattr(offline.engine, "step", slow_step)
+    async with running_llm(offline) as llm:
         first = asyncio.create_task(tokens_of(llm, prompts(2)[0]))
         await until(lambda: llm.num_unfinished)
         second = asyncio.create_task(tokens_of(llm, prompts(2)[1]))
@@ -296,11 +271,9 @@ def test_the_event_loop_never_waits_for_a_step(monkeypatch: pytest.MonkeyPatch) 
         release.set()
         assert len((await first)[0]) == len((await second)[0]) == 12
 
-    run(test, llm)
 
-
-def test_streams_that_come_and_go_at_random() -> None:
-    async def test(llm: AsyncLLM) -> None:
+async def test_streams_that_come_and_go_at_random() -> None:
+    async with running_llm(tiny(num_blocks=120, max_num_seqs=8)) as llm:
         rng = random.Random(11)
 
         async def visitor(number: int) -> None:
@@ -322,34 +295,28 @@ def test_streams_that_come_and_go_at_random() -> None:
         assert all(result is None or isinstance(result, asyncio.CancelledError) for result in results)
         await until(lambda: not llm.num_unfinished)
 
-    run(test, tiny(num_blocks=120, max_num_seqs=8))
-
 
 @pytest.mark.slow
-def test_chat_and_text(llm: LLM) -> None:
+async def test_chat_and_text(llm: LLM) -> None:
     messages = [{"role": "user", "content": "Name a colour."}]
     params = SamplingParams(temperature=0.0, max_tokens=8)
     expected = llm.chat(messages, params, use_tqdm=False)[0].outputs[0].text
-
-    async def test(llm: AsyncLLM) -> None:
-        pieces = [output.outputs[0].text async for output in llm.chat(messages, params)]
+    async with running_llm(llm) as running:
+        pieces = [output.outputs[0].text async for output in running.chat(messages, params)]
         assert "".join(pieces) == expected
         begun = [*messages, {"role": "assistant", "content": expected[:4]}]
         options = {"add_generation_prompt": False, "continue_final_message": True}
-        prompts = [output.prompt async for output in llm.chat(begun, params, **options)]
+        prompts = [output.prompt async for output in running.chat(begun, params, **options)]
         assert prompts[-1] is not None
         assert prompts[-1].endswith(f"assistant\n{expected[:4]}")
 
-    run(test, llm)
 
-
-def test_what_an_async_llm_runs_nothing_else_may_run() -> None:
+async def test_what_an_async_llm_runs_nothing_else_may_run() -> None:
     """The engine used to die when it was called from two threads."""
     offline = tiny()
     (prompt,) = prompts(1)
     expected = offline.generate(prompt, GREEDY, use_tqdm=False)[0].outputs[0].token_ids
-
-    async def test(llm: AsyncLLM) -> None:
+    async with running_llm(offline) as llm:
         assert await tokens_of(llm, prompt) == [expected]
         with pytest.raises(RuntimeError, match="was given to an AsyncLLM that runs"):
             offline.generate(prompt, GREEDY, use_tqdm=False)
@@ -358,6 +325,4 @@ def test_what_an_async_llm_runs_nothing_else_may_run() -> None:
         with pytest.raises(RuntimeError, match="one AsyncLLM at a time"):
             await tokens_of(AsyncLLM(offline), prompt)
         assert await tokens_of(llm, prompt) == [expected]
-
-    run(test, offline)
     assert offline.generate(prompt, GREEDY, use_tqdm=False)[0].outputs[0].token_ids == expected

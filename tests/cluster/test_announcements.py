@@ -9,26 +9,24 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from support.async_streams import GREEDY, prompts, run
+from support.async_streams import GREEDY, prompts, running_llm
 from support.async_streams import tokens_of as stream_tokens
 from support.held_steps import HeldSteps
 from support.pretended_replicas import until
 from support.time_limit import HANGING
 from support.tiny_engine import tiny
 
-from radixkv import AsyncLLM
 from radixkv.cluster.announcements import Announcements
 from radixkv.cluster.counters import counters_of
 from radixkv.cluster.load import ReplicaLoad
 from radixkv.cluster.records import Kind, RecordReader, decode_hashes, decode_load
 
 
-def test_loads_are_sent_during_a_long_step(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_loads_are_sent_during_a_long_step(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("radixkv.cluster.announcements._SECONDS_BETWEEN_LOADS", 0.0)
     offline = tiny()
     steps = HeldSteps(offline.engine)
-
-    async def test(llm: AsyncLLM) -> None:
+    async with running_llm(offline) as llm:
         answer = asyncio.ensure_future(stream_tokens(llm, prompts(1)[0]))
         while not steps.is_holding:
             await asyncio.sleep(0)
@@ -40,10 +38,8 @@ def test_loads_are_sent_during_a_long_step(monkeypatch: pytest.MonkeyPatch) -> N
                 pass
         await answer
 
-    run(test, offline)
 
-
-def test_a_replica_that_caches_blocks_with_each_step_reports_its_load_no_more_often(
+async def test_a_replica_that_caches_blocks_with_each_step_reports_its_load_no_more_often(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Each step's counters were sent to every ingress: a tenth of a millisecond of processor time for each, at both ends."""
@@ -51,8 +47,7 @@ def test_a_replica_that_caches_blocks_with_each_step_reports_its_load_no_more_of
     alone = tiny()
     alone.generate(prompts(1), GREEDY, use_tqdm=False)
     expected = set(alone.engine.cache.block_hashes().tolist())
-
-    async def test(llm: AsyncLLM) -> None:
+    async with running_llm() as llm:
         reader, kinds, held = RecordReader(), list[Kind](), set[int]()
         async with aclosing(Announcements(llm).subscribe(0)) as announced:
             answer: asyncio.Future[list[list[int]]] | None = None
@@ -68,15 +63,12 @@ def test_a_replica_that_caches_blocks_with_each_step_reports_its_load_no_more_of
             await answer
         assert (kinds.count(Kind.LOAD), kinds.count(Kind.STORED) > 2) == (1, True)
 
-    run(test)
 
-
-def test_a_drained_engine_s_last_counts_are_sent_although_it_ends_while_a_load_is_sent() -> None:
+async def test_a_drained_engine_s_last_counts_are_sent_although_it_ends_while_a_load_is_sent() -> None:
     """It was taken to have nothing more to send: the ingresses' totals lacked its last steps for ever."""
     offline = tiny()
     steps = HeldSteps(offline.engine)
-
-    async def test(llm: AsyncLLM) -> None:
+    async with running_llm(offline) as llm:
         reader = RecordReader()
         async with aclosing(Announcements(llm).subscribe(0)) as announced:
 
@@ -95,8 +87,6 @@ def test_a_drained_engine_s_last_counts_are_sent_although_it_ends_while_a_load_i
             steps.allow_all()
             await answer
             assert await load_that(lambda load: load.counters == counters_of(llm.stats))
-
-    run(test, offline)
 
 
 async def test_a_reader_that_leaves_while_its_feed_begins_is_forgotten() -> None:

@@ -1,10 +1,11 @@
-"""An `AsyncLLM` of a tiny model for one test: in an event loop of its own, and nothing may be left in it afterwards."""
+"""An `AsyncLLM` of a tiny model for one test, in which nothing may be left afterwards."""
 
 from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from typing import Any
 
 from support.model_zoo import VOCAB_SIZE
@@ -24,15 +25,12 @@ def prompts(count: int, length: int = 30) -> list[dict[str, Any]]:
     return [{"prompt_token_ids": [*stem[: rng.randint(1, length)], 3 + number % 100]} for number in range(count)]
 
 
-def run(test: Callable[[AsyncLLM], Awaitable[None]], offline: LLM | None = None, **options: Any) -> None:
-    """Run a test on an AsyncLLM in an event loop of its own; afterwards nothing may be left in the engine."""
-
-    async def main() -> None:
-        async with AsyncLLM(offline or tiny(), **options) as llm:
-            await test(llm)
-            await assert_empty(llm)
-
-    asyncio.run(asyncio.wait_for(main(), HANGING))
+@asynccontextmanager
+async def running_llm(offline: LLM | None = None, **options: Any) -> AsyncIterator[AsyncLLM]:
+    """An AsyncLLM for as long as a test may take; when the test ends, nothing may be left in the engine."""
+    async with asyncio.timeout(HANGING), AsyncLLM(offline or tiny(), **options) as llm:
+        yield llm
+        await assert_empty(llm)
 
 
 async def until(condition: Callable[[], object]) -> None:
