@@ -1,6 +1,6 @@
 """Triton kernels for attention over paged keys and values that many sequences share.
 
-Only torch and Triton are needed; nothing here knows of radix trees or requests. One idea per file::
+Only torch and Triton are needed; nothing here depends on radix trees or requests. One idea per file::
 
     cache_write            new keys and values go into their blocks
     rotary_cache_write     the same, with keys and queries rotated, the latter into a tensor of their own

@@ -290,7 +290,7 @@ def tile_config(
     return _tile_config(tile_rows, key_tile, value_tile, query_dtype, cache_dtype, current_target())
 
 
-@functools.cache  # each launch asks
+@functools.cache  # called for each launch
 def _tile_config(
     tile_rows: int,
     key_tile: int,

@@ -23,7 +23,7 @@ class Target(NamedTuple):
 
     Attributes:
         architecture: 80 for sm_80 and so on.
-        shared_memory: bytes of it that a program may have, where it asks for more than the 48 KiB that all have.
+        shared_memory: bytes of it that a program may have, if it requests more than the 48 KiB that all have.
     """
 
     architecture: int

@@ -38,11 +38,11 @@ from radixkv_kernels.checks import check_tensor
 from radixkv_kernels.exponential_sampling import PART_IDS, check_draw, exponential, load_scaled, random_bits
 from radixkv_kernels.target import COMPILE_OPTIONS
 
-# Half a warp reads a block in one instruction, 16 bytes a thread, where 16 divides the vocabulary: the compiler has to know
-# that, so kernels are specialised on it.
+# Half a warp reads a block in one instruction, 16 bytes a thread, where 16 divides the vocabulary: kernels are specialised
+# on that, for the compiler.
 _BLOCK_IDS = 64
 _BLOCKS = PART_IDS // _BLOCK_IDS
-# Blocks that the bound of top_k tells apart: all, up to 262,144 ids. Of more, several share a lane.
+# Lanes of the bound of top_k: one for each block, up to 262,144 ids. Of more, several share a lane.
 _MAX_LANES = 4096
 # Each narrows the bound eightfold, in the end to 2 % of a weight: an exact one would save few candidates.
 _BOUND_STEPS = 4
@@ -82,7 +82,7 @@ def _find_bound(
     min_p, top_k, top_p, block_largest, block_sums, tops, sums, bounds, vocab_size, num_parts,
     LANES: tl.constexpr, BLOCKS: tl.constexpr, STEPS: tl.constexpr,
 ):  # fmt: skip
-    """One program: one row. The bound is of scaled logits, so that those who count and who write compare alike."""
+    """One program: one row. The bound is of scaled logits, which both kernels compare with it: one counts, one writes."""
     row = tl.program_id(0)
     num_blocks = num_parts * BLOCKS
     own = row.to(tl.int64) * num_blocks
@@ -121,7 +121,7 @@ def _find_bound(
     reach = tl.where(least >= 1e-37, tl.minimum(reach, -tl.log(tl.maximum(least, 1e-37))), reach)
     tl.store(tops + row, top)
     tl.store(sums + row, total)
-    # A little lower, by more than any rounding: who draws compares exactly.
+    # A little lower, by more than any rounding: the kernel that draws compares exactly.
     tl.store(bounds + row, top - reach - (1e-4 + 1e-6 * tl.abs(top)))
 
 

@@ -1,4 +1,4 @@
-"""The int32 buffers that tell the attention kernel which query rows read which keys.
+"""The int32 buffers in which the attention kernel finds which query rows read which keys.
 
 A work item is a tile of neighbouring query rows over a range of positions, read through one block table::
 

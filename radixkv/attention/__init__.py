@@ -2,7 +2,7 @@
 
 One batch, from block tables to kernel launches::
 
-    QueryBatch            block tables, num_context, num_new: what the engine asks for; options: what a layer hands over
+    QueryBatch            block tables, num_context, num_new: what the engine gives; options: what a layer gives
       |
     BatchTables           the tables as one array, kept from step to step, sharers next to each other
       |
@@ -19,7 +19,7 @@ One batch, from block tables to kernel launches::
                           PaddedDecode: the same in buffers of fixed size, for CUDA graphs
 
 A plan serves all layers; what a backend derives from it (calls per sliding window, items per head shape) is built when the
-first layer that needs it asks. A backend's `SharingRule` says when sharing pays; everything else it takes from the plan.
+first layer needs it. A backend's `SharingRule` decides when sharing pays; everything else it takes from the plan.
 `choice` makes the backend that an option names.
 Files are named after what they define: `query_batch`, `batch_tables`, `plan`, `sharing_rule`, `host_backend`.
 """

@@ -26,7 +26,7 @@ SecretFile = Annotated[
 ]
 # The options of the server that a replica has.
 _OF_REPLICA = ("model", "max_queue", "grace_seconds", "step_timeout")
-# Those that an ingress has: it knows neither how long a request waits on a replica, nor any steps.
+# Those that an ingress has: requests wait, and steps run, on replicas.
 _OF_INGRESS = tuple(name for name in ServerConfig.model_fields if name not in ("queue_timeout", "step_timeout"))
 # What would have no effect on a replica: ingresses read the answers, and draw the seeds.
 _READING = ("tool_call_parser", "reasoning_parser")

@@ -5,7 +5,7 @@ its position. So drafts change how many tokens a step yields, never which.
 
 ::
 
-    drafter.py              Drafter: where drafts come from, for those who write one
+    drafter.py              Drafter: the interface of a source of drafts
     sources.py              those of every engine:
       PrefixDrafter         the continuation in the radix tree of exactly this sequence
       AnswerDrafter         where the last tokens occur in another answer to the same prompt

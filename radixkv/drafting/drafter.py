@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 class Grammar(Protocol):
-    """What drafters ask of the grammar that constrains an answer."""
+    """The interface, for drafters, of the grammar that constrains an answer."""
 
     def likely_tokens(self, last: int, followers: Mapping[int, Sequence[int]], max_tokens: int) -> list[int]:
         """Tokens that spell what must come next; where there is a choice, what followed the same token before."""

@@ -54,7 +54,7 @@ class NamespaceFollowers(TreeObserver):
         return followers
 
     def on_clear(self, namespace: str | None, nodes: Sequence[Node]) -> None:
-        """Forget those of a namespace and of all derived from it, which the tree may no longer know, or everything."""
+        """Forget those of a namespace and of all derived from it, which the tree may no longer have, or everything."""
         for name in list(self._by_namespace):
             if namespace is None or name == namespace or is_derived(name, namespace):
                 del self._by_namespace[name]

@@ -48,7 +48,7 @@ class TokensPrompt(_PromptOptions):
 
 PromptInput = str | Sequence[int] | TextPrompt | TokensPrompt | Mapping[str, Any]
 _PROMPT_KEYS = frozenset({*TextPrompt.__annotations__, *TokensPrompt.__annotations__, *_PromptOptions.__annotations__})
-# Keys of vLLM's prompts: programs pass them, empty, with every prompt, and then they ask for nothing.
+# Keys of vLLM's prompts that programs pass with every prompt: an empty one has no effect.
 _NOTHING_IF_EMPTY = frozenset({"multi_modal_data", "mm_processor_kwargs", "multi_modal_uuids"})
 
 
@@ -161,7 +161,7 @@ def tokenize_bad_words(words: Sequence[str], loaded: TextInterface) -> list[list
     """
     texts = [text for word in words for text in (word.strip(), f" {word.strip()}", word)]
     tokenized = [tokenize("bad_words", text, loaded, add_special_tokens=False) for text in texts]
-    # A tokenizer may know more tokens than the model, which generates none of those.
+    # A tokenizer may have more tokens than the model, which generates none of those.
     return [list(ids) for ids in dict.fromkeys(map(tuple, tokenized)) if ids and max(ids) < loaded.vocab_size]
 
 

@@ -2,7 +2,7 @@
 
 `lower` turns a plan's ranges of keys into calls, once per batch and sliding window, and every layer repeats those calls. The
 heads of a group are folded into the query rows, so a key is read once for all of them. Partial results are merged into
-``[rows, kv heads, group, dim]``, the layout that the model wants back.
+``[rows, kv heads, group, dim]``, the layout that the model expects.
 """
 
 from __future__ import annotations

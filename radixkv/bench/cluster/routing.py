@@ -22,7 +22,7 @@ NUM_REPLICAS, NUM_BLOCKS, BLOCK_SIZE = 16, 1_000_000, 16
 _NUM_SYSTEM_PROMPTS, _SYSTEM_BLOCKS = 20, 64
 # Length of a prompt of which no replica has cached anything.
 _NEW_TOKENS = 32_000
-# Between decisions, by the router's clock, so that it forgets what was sent a while ago at the same rate.
+# Between decisions, by the router's clock, so that what was sent a while ago expires at the same rate.
 _SECONDS_BETWEEN = 0.01
 
 

@@ -21,7 +21,7 @@ def figure_table(*columns: str, title: str | None = None, num_labels: int = 1) -
 
 
 def in_progress(console: Console, rows: Sequence[Row], name: Callable[[Row], str]) -> Iterator[Row]:
-    """Yields each row, and shows its name and how many are done until the next is asked for."""
+    """Yields each row, and shows its name and how many are done while it is measured."""
     with Progress(console=console, transient=True) as progress:
         task = progress.add_task("measuring", total=len(rows))
         for row in rows:

@@ -30,7 +30,7 @@ from radixkv.sampling_params import SamplingParams
 
 # A token counts as repeated if it ends a run of this many tokens that occurred earlier in the answer.
 _REPEAT = 4
-# Peers are asked only this many questions of a row, the first ones.
+# Peers answer only this many questions of a row, the first ones.
 _PEER_QUESTIONS = 8
 _NUM_BLOCKS = 1600
 

@@ -107,7 +107,7 @@ class Work:
         wanted: the least acceptable speed-up over the same work without drafts; None: no gain is expected.
         parts: the work; each part is run both without drafts and with them before the next one.
         before: run first, and not measured; without any, the cache is empty.
-        rounds: how many times as many rounds it gets as were asked for.
+        rounds: the factor by which its rounds are more than those of other work.
         peers: whether other engines' drafts can do the same: greedy, one conversation at a time, nothing said before.
     """
 

@@ -1,7 +1,7 @@
 """Time to the first token of a prompt whose keys and values lie in host memory, against computing them and against the pool.
 
 The pool holds little more than one of the longest prompts. A prompt that fills it evicts the measured one to the host, from
-where that is loaded when it is asked for again.
+where that is loaded when it is sent again.
 """
 
 from __future__ import annotations

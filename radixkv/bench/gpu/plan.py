@@ -167,7 +167,7 @@ def _query_batch(tables: list[ReadableTable], lengths: list[int]) -> QueryBatch:
 
 @contextmanager
 def one_torch_thread() -> Iterator[None]:
-    """Torch stands in for a GPU here; with more threads the measured one would wait for them."""
+    """Torch stands in for a GPU here; with more threads, the measured one would include waiting for the others."""
     num_threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

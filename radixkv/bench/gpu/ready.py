@@ -85,7 +85,7 @@ def launch_one() -> None:
     advance_rows(positions, slots, tables, torch.zeros_like(positions), block_size=16)
     found = positions.item(), slots.item()
     if found != (31, 5 * 16 + 15):
-        raise RuntimeError(f"a kernel runs, but says {found} instead of {(31, 5 * 16 + 15)}")
+        raise RuntimeError(f"a kernel runs, but its result is {found} instead of {(31, 5 * 16 + 15)}")
 
 
 if __name__ == "__main__":

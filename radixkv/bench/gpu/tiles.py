@@ -152,7 +152,7 @@ def node_items(num_rows: int, num_keys: int, tile_rows: int, programs: int) -> l
 
 
 def row_items(problem: Problem, tile_rows: int) -> list[list[int]]:
-    """Items of neighbouring rows of one sequence over all keys that they see, nothing shared or cut."""
+    """Items of neighbouring rows of one sequence over all their keys, nothing shared or cut."""
     from radixkv_kernels import NO_PARTIAL, OPEN_END
 
     num_new = len(problem.query) // len(problem.tables)

@@ -1,6 +1,6 @@
 """`radixkv bench http-cost`: the overhead of HTTP over the engine, the same load through both in one run.
 
-One side is a `radixkv serve` process, asked over HTTP; the other is an `AsyncLLM` in this process, asked directly. Rounds
+One side is a `radixkv serve` process, called over HTTP; the other is an `AsyncLLM` in this process, called directly. Rounds
 alternate; each round has prompts of its own, so that no prompt is cached from an earlier round.
 """
 

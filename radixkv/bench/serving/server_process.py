@@ -12,7 +12,7 @@ from pathlib import Path
 
 
 class BenchProcess:
-    """A `radixkv` process that says "Serving ... at ADDRESS" when it is up.
+    """A `radixkv` process that prints "Serving ... at ADDRESS" when it is up.
 
     Args:
         arguments: of `radixkv`; an error prints them, so secrets are given by ``environment``.

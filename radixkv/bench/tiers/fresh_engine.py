@@ -1,4 +1,4 @@
-"""Engines for one measurement each, and what they are asked."""
+"""Engines for one measurement each, and their prompts."""
 
 from __future__ import annotations
 

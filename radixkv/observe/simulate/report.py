@@ -27,7 +27,7 @@ class Report:
 
     Attributes:
         rates: by policy or bound, one entry per entry of ``num_blocks``.
-        tiers: what tiers would bring, one entry per entry of ``num_blocks``; empty where none were asked for.
+        tiers: what tiers would bring, one entry per entry of ``num_blocks``; empty if none were given.
     """
 
     trace: str

@@ -1,6 +1,6 @@
 """Simulates several replicas, event by event in the order of time.
 
-A replica computes one prompt after another, beside the sequences that decode; `CostModel` says how long that takes. Its
+A replica computes one prompt after another, beside the sequences that decode; `CostModel` gives how long that takes. Its
 cache is a `PrefixCache` with the trace's blocks as tokens. Shortly after a change it reports to all routers: changes of its
 cache, requests that it received, computed or ended, and its speed.
 """
