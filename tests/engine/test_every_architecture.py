@@ -20,6 +20,7 @@ from radixkv.errors import UnsupportedModelError
 
 # Settings beyond the common ones that some configurations need to make a small model.
 _EXPERTS = {"num_experts": 4, "num_local_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
+_FULL = {"layer_types": ["full_attention"] * 3}
 _GUESSES: tuple[dict[str, Any], ...] = (
     {},
     {"num_key_value_heads": 4},
@@ -27,6 +28,9 @@ _GUESSES: tuple[dict[str, Any], ...] = (
     {**_EXPERTS, "num_key_value_heads": 4},
     IN_SPACE,
     {**_EXPERTS, **IN_SPACE},
+    {**_EXPERTS, **_FULL, "shared_expert_intermediate_size": 24},
+    {**SUPPORTED["deepseek_v3"], "v_head_dim": 8},
+    {**SUPPORTED["deepseek_v3"], **_FULL},
 )
 _MOST_PARAMETERS = 30_000_000
 _NUM_TOKENS = 12
