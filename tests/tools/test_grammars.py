@@ -288,6 +288,30 @@ def test_of_a_strict_strings_values_those_of_its_length_may_be_written() -> None
     assert not grammar.accepts(write([("f", {"unit": "c"})]))
 
 
+@pytest.mark.parametrize("name", ["qwen3_coder", "minimax", "lfm2"])
+def test_the_schema_of_an_argument_has_the_definitions_to_which_it_leads(name: str) -> None:
+    """Each had all of its tool's: 42 tools with seven arguments, and a definition for each, were too large for a grammar."""
+    node = {"type": "object", "properties": {"of": {"$ref": "#/$defs/Of"}, "next": {"$ref": "#/$defs/Node"}}}
+    definitions = {"Node": node, "Of": {"type": "integer"}, "a/b": {"type": "null"}, "Other": {"type": "boolean"}}
+    references = {"node": ["Node", "Of"], "number": [], "other": ["Other"], "escaped": list(definitions)}
+    properties = {
+        "node": {"type": "array", "items": {"$ref": "#/$defs/Node"}},
+        "number": {"type": "number"},
+        "other": {"$ref": "#/$defs/Other"},
+        "escaped": {"anyOf": [{"$ref": "#/$defs/a~1b"}]},
+    }
+    parameters = {"properties": properties, "$defs": definitions}
+    form = ChatFormat.of(make_tokenizer(TEMPLATES[name]))
+    tool = {"type": "function", "function": {"name": "f", "parameters": parameters}}
+    answer_form = form.answer_form("", options("required", tools=[tool]))
+    assert answer_form is not None
+    frame = answer_form.frame(content_is_constrained=False)
+    assert frame is not None
+    schemas = [schema for key, schema in frame.schemas.items() if not key.endswith("_item")]
+    assert [sorted(schema.get("$defs", {})) for schema in schemas] == [sorted(names) for names in references.values()]
+    Grammar(answer_form, make_tokenizer(TEMPLATES[name]))
+
+
 OPTIONAL_TEXTS: list[dict[str, Any]] = [
     {"anyOf": [{"type": "string"}, {"type": "null"}], "default": None, "title": "Value"},
     {"type": ["string", "null"]},

@@ -18,6 +18,8 @@ def endless_part(schema: Any) -> str | None:
     """
     references = References(schema)
     reached = list(_reached(schema, references))
+    if not any("$ref" in part for _, part in reached):
+        return None
     # The identities of parts that values satisfy whose parts satisfy parts that are in it already.
     ending: set[int] = set()
     size = -1

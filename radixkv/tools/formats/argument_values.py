@@ -18,6 +18,7 @@ _ANY_STRING = MappingProxyType({"type": "string"})
 # Constraints of strings that cannot be enforced on their plain text; lengths can where the values are named.
 _STRING_CONSTRAINTS = frozenset("pattern format minLength maxLength allOf anyOf oneOf not if".split())
 _LENGTHS = frozenset({"minLength", "maxLength"})
+_DEFINITIONS = ("$defs", "definitions")
 
 
 def described_properties(schema: Mapping[str, Any]) -> dict[str, Any]:
@@ -52,9 +53,26 @@ def value_before(writer: GrammarWriter, tool: Tool, schema: Any, rule: str, end:
 
 
 def with_definitions(schema: Any, tool: Tool) -> Mapping[str, Any]:
-    """A part of a tool's parameters as a schema of its own, with the definitions to which it may refer."""
-    definitions = {key: tool.parameters[key] for key in ("$defs", "definitions") if key in tool.parameters}
-    return {**schema, **definitions} if isinstance(schema, Mapping) else {}
+    """A part of a tool's parameters as a schema of its own, with the definitions to which it leads."""
+    if not isinstance(schema, Mapping):
+        return {}
+    needed: dict[str, dict[str, Any]] = {}
+    pending: list[Any] = [schema]
+    while pending:
+        part = pending.pop()
+        if isinstance(part, list):
+            pending += part
+        elif isinstance(part, Mapping):
+            pending += part.values()
+            keyword, _, name = str(part.get("$ref")).removeprefix("#/").partition("/")
+            definitions = tool.parameters.get(keyword) if keyword in _DEFINITIONS else None
+            if not isinstance(definitions, Mapping) or name in needed.get(keyword, {}):
+                continue
+            if name not in definitions:  # it leads into a definition, or has an escaped name
+                return {**schema, **{key: tool.parameters[key] for key in _DEFINITIONS if key in tool.parameters}}
+            needed.setdefault(keyword, {})[name] = definitions[name]
+            pending.append(definitions[name])
+    return {**schema, **needed}
 
 
 def _has_length(value: str, schema: Mapping[str, Any]) -> bool:
