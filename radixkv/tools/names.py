@@ -69,6 +69,7 @@ _REASONING_PARSERS_ELSEWHERE: Mapping[str, ReasoningParserName] = MappingProxyTy
                 "deepseek-v3",
                 "deepseek_r1",
                 "deepseek_v3",
+                "deepseek-v4",
                 "deepseek_v4",
                 "glm45",
                 "glm47",

@@ -55,9 +55,13 @@ class SchemaKinds:
         return [schema]
 
     def text_apart(self, schema: Any) -> Sequence[Any]:
-        """Schemas of one type each if any is of strings, which stand as they are and not as JSON; else the schema itself."""
+        """Schemas of strings, which stand as they are, and one of all that is JSON; if there are no strings, the schema."""
         kinds = self.of(schema)
-        return kinds if any(map(is_string, kinds)) else [schema]
+        strings = [kind for kind in kinds if is_string(kind)]
+        others = [kind for kind in kinds if not is_string(kind)]
+        if not strings:
+            return [schema]
+        return [*strings, {"anyOf": others}] if len(others) > 1 else [*strings, *others]
 
 
 def _definitions(parameters: Mapping[str, Any]) -> dict[str, Any]:
