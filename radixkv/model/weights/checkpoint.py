@@ -19,6 +19,7 @@ from radixkv.errors import ModelLoadError, first_line, one_line
 from radixkv.model.gguf.conversion import BLOCKS_FILE
 from radixkv.model.lack_of_memory import is_lack_of_memory
 from radixkv.model.quantised import METHODS, OtherLayoutError, QuantisedFiles, UnreadableError, quantisation_of
+from radixkv.model.supported import check_supported
 from radixkv.model.weights.deferred import BlockFile, CheckpointFiles, DeferredWeights, build_without_weights
 from radixkv.model.weights.paths import safetensors_of
 from radixkv.model.weights.whole import integers_of_torch, load_whole, refuse_integers
@@ -62,7 +63,7 @@ def read_checkpoint(
         ModelLoadError: transformers makes no model of its configuration; it is quantised, and neither this nor transformers
             can read how; it lacks weights of the model, or has integers for them; a file is damaged; or there is too little
             memory.
-        UnsupportedModelError: it is of a kind that generates no text.
+        UnsupportedModelError: it is of a kind that generates no text, or that `check_supported` refuses.
         OSError, ValueError: as transformers raises them.
     """
     with _config_errors(folder):
@@ -81,7 +82,7 @@ def read_checkpoint(
             model, deferred = _open_quantised(folder, paths, config, quantisation, dtype)
         else:
             opened = _defer(folder, paths, config, dtype) if may_defer else None
-            model, deferred = opened or (_load_all(folder, paths, config, dtype), None)
+            model, deferred = opened or (_load_all(folder, name, paths, config, dtype), None)
     if may_defer:
         return model, deferred
     with _memory_errors(folder):
@@ -164,14 +165,13 @@ def _defer(
     return model, DeferredWeights(model, files)
 
 
-def _load_all(folder: Path, paths: Sequence[Path], config: Any, dtype: torch.dtype) -> transformers.PreTrainedModel:
+def _load_all(
+    folder: Path, name: str, paths: Sequence[Path], config: Any, dtype: torch.dtype
+) -> transformers.PreTrainedModel:
     """A model with its weights in memory, none of them integers."""
-    try:
-        with _damage_errors(folder, *_OF_CONFIG):
-            model = load_whole(str(folder), dtype, config)
-    except ModelLoadError:
-        _build(folder, config, dtype)  # which fails where the cause is not in the files, but in the configuration
-        raise
+    check_supported(_build(folder, config, dtype), name)  # before gigabytes are read for nothing
+    with _damage_errors(folder, *_OF_CONFIG):
+        model = load_whole(str(folder), dtype, config)
     integers = CheckpointFiles(paths).integers() if paths[0].exists() else integers_of_torch(folder)
     refuse_integers(folder, integers, model)
     return model

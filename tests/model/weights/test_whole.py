@@ -21,7 +21,7 @@ from support.model_zoo import build
 from support.quantised_checkpoints import Scheme, awq, float8, gptq, int8, write
 
 from radixkv.config import ModelConfig
-from radixkv.errors import ModelLoadError
+from radixkv.errors import ModelLoadError, UnsupportedModelError
 from radixkv.model.gguf.conversion import BLOCKS_FILE, ensure_converted
 from radixkv.model.loader import load_model
 from radixkv.model.weights import checkpoint
@@ -158,6 +158,15 @@ def fail_to_load(folder: Path, error: Exception, monkeypatch: pytest.MonkeyPatch
         raise error
 
     monkeypatch.setattr(checkpoint, "load_whole", load)
+
+
+def test_a_model_that_blocks_cannot_serve_is_refused_before_its_weights_are_read(tmp_path: Path) -> None:
+    """They were read whole first, also of a model that is too large for the machine."""
+    build("falcon", {"head_dim": None}).config.save_pretrained(tmp_path)
+    with pytest.raises(
+        UnsupportedModelError, match=f"^{tmp_path}: the attention of FalconForCausalLM cannot be replaced"
+    ):
+        load_model(tmp_path, native=False)
 
 
 @pytest.mark.parametrize("kind", [NotImplementedError, RecursionError])
