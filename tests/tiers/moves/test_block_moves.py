@@ -6,11 +6,14 @@ from collections.abc import Sequence
 from typing import cast
 
 import numpy as np
+import pytest
 from numpy.typing import NDArray
+from support.cache_driver import press
 from support.dict_tier import DictTier
 
 from radixkv.cache import PrefixCache
 from radixkv.cache.tokens import encode
+from radixkv.config import CacheWritePolicy
 from radixkv.tiers.block_key import BlockKey
 from radixkv.tiers.moves import block_moves
 from radixkv.tiers.moves.block_moves import BlockMoves
@@ -40,16 +43,18 @@ class Rows:
         pass
 
 
-def moves_into(tier: DictTier, num_known: int) -> tuple[PrefixCache, BlockMoves, BlockWriter]:
-    """A cache with blocks of four tokens that are written when they are computed."""
+def moves_into(
+    tier: DictTier, num_known: int, policy: CacheWritePolicy = "write-through"
+) -> tuple[PrefixCache, BlockMoves, BlockWriter]:
+    """A cache with blocks of four tokens that are written when they are computed, or as ``policy`` says."""
     writer = BlockWriter(TierStack([tier]), PrefixKeys(b"model", b"", 16), 4, 1 << 10)
     rows, known = cast(PoolRows, Rows()), KnownBlocks(num_known)
-    moves = BlockMoves(rows, writer, known, "write-through", 16, False, lambda namespace: None)
+    moves = BlockMoves(rows, writer, known, policy, 16, False, lambda namespace: None)
     return PrefixCache(64, 4, observers=[moves]), moves, writer
 
 
-def compute(cache: PrefixCache, tokens: list[int]) -> None:
-    table = cache.open(tokens)
+def compute(cache: PrefixCache, tokens: list[int], namespace: str = "") -> None:
+    table = cache.open(tokens, namespace)
     cache.reserve(table, len(tokens))
     cache.append(table, tokens[table.num_tokens :])
     cache.close(table)
@@ -66,6 +71,37 @@ def test_a_prefix_of_more_blocks_than_are_known_to_be_below_is_sent_once() -> No
     assert writer.flush(600)
     assert writer.stop(600)
     assert len(tier.blocks) == 12
+
+
+@pytest.mark.parametrize(("cleared", "num_left"), [("a", 2), (None, 0), ("c", 4)])
+def test_what_is_cleared_does_not_go_down_although_it_was_evicted_before(cleared: str | None, num_left: int) -> None:
+    tier = DictTier()
+    cache, moves, writer = moves_into(tier, 100, "write-back")
+    for namespace in "ab":
+        compute(cache, [*range(8)], namespace)
+    press(cache, 64)
+    cache.clear(cleared)
+    moves.send_down(cache)
+    assert writer.stop(600)
+    assert len(tier.blocks) == num_left
+
+
+def test_what_is_computed_again_goes_down_again() -> None:
+    """Tiers had it, and may have lost it since."""
+    tier = DictTier()
+    cache, moves, writer = moves_into(tier, 100, "write-back")
+    for _ in range(2):
+        tier.blocks.clear()
+        compute(cache, [*range(8)])
+        press(cache, 64)
+        moves.send_down(cache)
+        assert writer.flush(600)
+        assert len(tier.blocks) == 2
+    compute(cache, [*range(100, 108)])
+    moves.stop()
+    press(cache, 64)
+    assert not moves.has_unsent
+    assert writer.stop(600)
 
 
 def test_few_wanted_prefixes_are_looked_at_in_a_step() -> None:
