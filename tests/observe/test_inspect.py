@@ -105,6 +105,7 @@ def test_the_terminal_shows_the_tree_and_its_figures(snapshot: CacheSnapshot) ->
     for expected in (
         "1.60 times as many",
         "6.0 MiB saved",
+        "own blocks",
         "… and 1 more",
         "used 3 times",
         "<1> <2> <3>",

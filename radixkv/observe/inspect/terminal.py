@@ -48,7 +48,7 @@ def _figures(snapshot: CacheSnapshot) -> Table:
 
 def _prefixes(snapshot: CacheSnapshot, title: str, key: Callable[[int], int]) -> Table:
     table = Table(title=title, title_justify="left", box=None)
-    for column in ("tokens", "blocks", "uses", "live", "idle s"):
+    for column in ("tokens", "own blocks", "uses", "live", "idle s"):
         table.add_column(column, justify="right")
     table.add_column("text")
     for index in sorted(range(len(snapshot.nodes)), key=key, reverse=True)[:_MAX_PREFIXES]:
