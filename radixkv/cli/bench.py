@@ -307,7 +307,7 @@ def serve(
         bool, typer.Option(help="set ignore_eos, so that answers have full length; not all servers accept it")
     ] = True,
     model: Annotated[str | None, typer.Option(help="the model's name [default: the first that is served]")] = None,
-    api_key: Annotated[str | None, typer.Option()] = None,
+    api_key: Annotated[str | None, typer.Option(help="key that requests send, if the server has keys")] = None,
     seed: Annotated[
         int, typer.Option(help="seed of the words; use a new one for each run, because servers cache earlier prompts")
     ] = 0,

@@ -8,15 +8,17 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 from unittest.mock import Mock
 
 import pytest
 from support.loaded_once import models_loaded_once
 from support.preloaded_process import COMMAND_LINE, run_preloaded
+from typer.main import get_command
 
 from radixkv.cli import cluster
 from radixkv.cli.demo import QUESTIONS, SYSTEM
-from radixkv.cli.main import main
+from radixkv.cli.main import app, main
 from radixkv.errors import MissingPackageError
 from radixkv.extras import needing_extra
 
@@ -49,6 +51,14 @@ def test_torch_is_not_loaded_without_need(work: str) -> None:
     program = f"{work}\nimport sys\nprint('torch' in sys.modules)"
     result = subprocess.run([sys.executable, "-c", program, "--help"], capture_output=True, text=True, check=True)
     assert result.stdout.endswith("False\n")
+
+
+def test_every_option_of_every_command_has_a_help_text() -> None:
+    pending: list[Any] = [get_command(app)]
+    for command in pending:  # grows
+        pending += getattr(command, "commands", {}).values()
+        assert [parameter.name for parameter in command.params if not parameter.help] == []
+    assert len(pending) > 20
 
 
 @pytest.mark.parametrize(
