@@ -125,6 +125,9 @@ class Admission:
     def _make_room(self) -> tuple[list[SequenceGroup], list[SequenceGroup]]:
         """The groups to preempt, and those to start in their place, in this order; the last one may lack blocks even then."""
         usage = self._current_usage()
+        # With nobody above its share, none is preempted for slots; nor for blocks, if all has fitted so far.
+        if self._loads is None and not self._retry_when and not usage.exceeds_parts():
+            return [], []
         computing = {group.request.tenant for group in self._running if group.num_pending > 1}
         victims: list[SequenceGroup] = []
         starting: list[SequenceGroup] = []

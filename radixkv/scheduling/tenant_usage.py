@@ -149,6 +149,10 @@ class TenantUsage:
         in_turn = self._lowest_floor_of(group.request.tenant) <= self._floor
         return in_turn and self._within_part(group) and not self.exceeds_limit(group)
 
+    def exceeds_parts(self) -> bool:
+        """Whether any tenant runs more sequences than its share."""
+        return any(self._exceeds_part(tenant, num_seqs) for tenant, num_seqs in self.num_seqs.items())
+
     def victims_for_seqs(self, group: SequenceGroup, missing: int) -> list[SequenceGroup]:
         """The running groups to preempt so that ``missing`` more sequences of ``group`` can run; none if they are too few.
 

@@ -96,6 +96,21 @@ def test_a_step_that_admits_nothing_takes_as_long_however_many_wait(calls: Count
     assert work[0] == work[1]
 
 
+def test_with_slots_free_and_nobody_above_its_share_only_those_are_looked_at_that_start(calls: Counter[str]) -> None:
+    """For whom to preempt others, all were looked at that the free slots suffice for: 5 ms for 79 of them."""
+    work = []
+    for count in (40, 80):
+        driver = SchedulerDriver(max_num_seqs=100, budget=64)
+        for number in range(count):
+            driver.add(prompt(40), tenant=f"tenant {number}")
+        driver.step()
+        calls.clear()
+        driver.step()
+        assert len(driver.admitted) < 5
+        work.append(calls.total())
+    assert work[0] == work[1]
+
+
 def test_a_step_that_computes_prompts_of_two_takes_as_long_however_many_wait(calls: Counter[str]) -> None:
     """Which of them want more than their shares was found out for all that wait: 3 ms for 3,000."""
     work = []

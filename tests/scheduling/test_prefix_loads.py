@@ -245,6 +245,16 @@ def test_nothing_is_loaded_for_groups_for_which_no_slot_can_be_had() -> None:
     assert [group.request.num_cached_tokens for group in waiting] == [40 * SIZE] * 3
 
 
+def test_loads_begin_in_steps_that_have_no_token_left_for_prompts() -> None:
+    driver = Driver()
+    driver.add(unlike(5000, 1), max_new=20, tenant="stream")
+    driver.step()
+    driver.scheduler._max_num_batched_tokens = 1
+    driver.add([*STEM, 1], tenant="waits")
+    driver.step()
+    assert driver.loads.num_loads == 1
+
+
 def test_of_many_tenants_that_wait_for_loads_few_are_looked_at_to_give_them_room() -> None:
     """All were, in each step, as each of them left blocks to the first one."""
     driver = Driver(max_num_seqs=2)

@@ -17,6 +17,7 @@ from radixkv.scheduling.fair_shares import FairShares, WaitsFor
 from radixkv.scheduling.in_flight_prefixes import InFlightPrefixes
 from radixkv.scheduling.prefix_loads import PrefixLoads
 from radixkv.scheduling.request import SequenceGroup
+from radixkv.scheduling.scheduler import Scheduler
 from radixkv.scheduling.tenant_share import TenantShare
 from radixkv.scheduling.tenant_usage import TenantUsage
 from radixkv.scheduling.tenant_waits import TenantWaits
@@ -170,6 +171,52 @@ def test_tenants_stay_in_turn_that_wait_for_a_prompt_that_gets_no_tokens(monkeyp
     monkeypatch.setattr(FairShares, "set_waits_for", lambda self, tenant, waits_for: changes.append(tenant))
     driver.step()
     assert not changes
+
+
+def test_nobody_loses_its_turn_for_a_prompt_that_is_about_to_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may still not fit; all that would wait for it would be in turn again in the same step."""
+    driver = SchedulerDriver(budget=64)
+    driver.add_several(8, 4, max_new=60, tenant="greedy")
+    driver.steps(2)
+    common = prompt(900)
+    for number in range(5):
+        driver.add([*common, number], tenant=f"{number}")
+    changes: Counter[WaitsFor] = Counter()
+    set_waits_for = FairShares.set_waits_for
+
+    def counted(self: FairShares, tenant: str, waits_for: WaitsFor) -> None:
+        changes[waits_for] += 1
+        set_waits_for(self, tenant, waits_for)
+
+    monkeypatch.setattr(FairShares, "set_waits_for", counted)
+    driver.steps(2)
+    assert driver.scheduler.num_preemptions == 1
+    assert changes == {WaitsFor.PREFIX: 4}
+
+
+def test_a_tenant_whose_load_is_done_comes_first_although_its_next_request_waits_for_a_prompt_in_progress(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    driver = Driver(max_num_seqs=6)
+    driver.scheduler._max_num_batched_tokens = 16
+    for number in range(4):
+        driver.add(unlike(5000 + 100 * number, 1), max_new=60, tenant="greedy")
+    in_progress = unlike(3000, 30)
+    driver.add(in_progress, tenant="runs")
+    driver.step()
+    loaded = driver.add([*STEM[: 30 * SIZE], 1], tenant="waits")
+    driver.add([*in_progress, 1], tenant="waits")
+    driver.step()
+    assert driver.scheduler.shares.waits_for("waits") is WaitsFor.LOAD
+    driver.add(unlike(5500, 1), max_new=60, tenant="greedy")
+    driver.steps(2)
+    driver.loader.finish()
+    driver.loads.publish_done()
+    with monkeypatch.context() as patch:
+        patch.setattr(Scheduler, "_has_tokens_in_flight", True)
+        assert driver.scheduler.schedule() == []  # as the others' tokens are needed for preempting one
+    driver.step()
+    assert loaded in driver.scheduler.running
 
 
 def test_a_request_that_is_gone_is_not_kept_until_the_next_step() -> None:
