@@ -65,7 +65,8 @@ class Admission:
         self.first_without_room: SequenceGroup | None = None
         self._made_room_for: list[SequenceGroup] = []  # in this step, by preempting other groups
         self._looked_up: set[str] = set()  # the tenants whose queues were looked up in this step
-        self._is_closed = False  # nothing more is admitted in this step, because of groups that did not fit
+        # The tenant whose group did not fit, so that in this step nothing is admitted of those behind it in turn.
+        self._last_in_turn: str | None = None
         # Of the running groups, while a step admits: counted when first asked for, and kept up to date.
         self._growth: DecodeGrowth | None = None
         self._usage: TenantUsage | None = None
@@ -79,7 +80,7 @@ class Admission:
     def begin_step(self) -> None:
         """Forget what was noted for the step before."""
         self._looked_up.clear()
-        self._is_closed = False
+        self._last_in_turn = None
         self._in_flight_prefixes.begin_step(self._running if self._waiting else ())
         self.first_without_room = None
         self._growth = None
@@ -199,7 +200,9 @@ class Admission:
             if not usage.exceeds_limit(group) and not self._still_waits(group):
                 return group if self._admit(group) else None
         passed: list[SequenceGroup] = []
-        for tenant in () if self._is_closed else usage.in_turn():
+        for tenant in usage.in_turn():
+            if tenant == self._last_in_turn:
+                return None
             if not usage.may_come_before(tenant, before):
                 continue
             admitted, did_not_fit = self._admit_first_of(tenant, max_tokens, before, usage)
@@ -211,11 +214,11 @@ class Admission:
                 if usage.may_hold_up_others(group) and not self._waiting.may_be_passed(group):
                     if self._loads is not None:
                         self._loads.hold_up_others(group)
-                    self._is_closed = True
+                    self._last_in_turn = tenant
                     return None
             passed += did_not_fit[:1]
             if len(passed) == self._waiting.window:
-                self._is_closed = True
+                self._last_in_turn = tenant
                 return None
         return None
 

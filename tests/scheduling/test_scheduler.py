@@ -162,6 +162,22 @@ def test_once_others_have_to_wait_for_what_does_not_fit_no_short_prompt_starts_b
     driver.run()
 
 
+@pytest.mark.parametrize("bounds", [{"max_overtaken": 0}, {"window": 1}])
+def test_what_does_not_fit_does_not_hold_up_short_prompts_before_it_in_turn(bounds: dict[str, int]) -> None:
+    """The large prompt may come before the rest of the long one, while another of the long one's tenant may not."""
+    driver = SchedulerDriver(num_blocks=64, budget=16, **bounds)
+    driver.add(prompt(4), tenant="large", max_new=100)
+    driver.add(prompt(120), tenant="long")
+    driver.steps(2)
+    large, short = (driver.add(prompt(length), tenant=tenant) for length, tenant in ((190, "large"), (3, "long")))
+    shares = driver.scheduler.shares
+    shares.charge_cost("large", shares.counter("long") + 1 - shares.counter("large"))
+    driver.step()
+    assert driver.scheduler.admission.first_without_room is driver.scheduler.groups_of(large)[0]
+    assert short in driver.admitted
+    driver.run()
+
+
 def test_a_long_stream_and_a_request_for_many_samples_do_not_stop_admission() -> None:
     """Seven of eight slots used to be idle for as long as the stream went on."""
     driver = SchedulerDriver(max_num_seqs=8)
