@@ -93,6 +93,14 @@ def test_what_the_grammar_does_not_allow_is_read_if_it_can_be(written: str, expe
     assert functions(read(form, [call_with(written)])) == [("f", expected)]
 
 
+@pytest.mark.parametrize("written", ["'\\ud83d\\ude00'", '"\\ud83d\\ude00"', "'\\ud800'"])
+def test_halves_of_characters_stay_escaped(written: str) -> None:
+    """As themselves, a server cannot send them."""
+    form, _ = form_with(PROPERTIES)
+    (call,) = read(form, [call_with(f"text={written}")]).tool_calls
+    assert call.arguments == f'{{"text": "{written[1:-1]}"}}'
+
+
 @pytest.mark.parametrize(
     ("name", "text"),
     [

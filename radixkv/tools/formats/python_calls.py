@@ -139,7 +139,8 @@ def _as_json(text: str) -> str:
     except (ValueError, RecursionError):
         pass
     try:
-        return json.dumps(ast.literal_eval(text), ensure_ascii=False, allow_nan=False)
+        # In ASCII, halves of characters stay escaped, as they are in JSON of the model.
+        return json.dumps(ast.literal_eval(text), allow_nan=False)
     except _NO_LITERALS:
         # Some templates write strings as they are, between quotes.
         is_quoted = len(text) > 1 and text[0] == text[-1] and text[0] in _QUOTES
