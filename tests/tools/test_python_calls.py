@@ -18,6 +18,7 @@ PROPERTIES: dict[str, Any] = {
     "texts": {"type": "array", "items": {"type": "string"}},
     "matrix": {"type": "array", "items": {"type": "array", "items": {"type": ["boolean", "number"]}}},
     "object": {"type": "object", "properties": {"a": {"type": "boolean"}}},
+    "list": {"type": "array", "items": {}},
     "any": {},
     "short": {"type": "string", "maxLength": 2},
 }
@@ -54,6 +55,7 @@ def call_with(value: str) -> str:
         ('object={"a": true}', {"object": {"a": True}}),
         ("any=False", {"any": False}),
         ("any='a'", {"any": "a"}),
+        ('list=[true, "a", True]', {"list": [True, "a", True]}),
         ('any=[{"a": 1}]', {"any": [{"a": 1}]}),
         ('short="ab"', {"short": "ab"}),
     ],
@@ -83,14 +85,18 @@ def test_what_the_schema_forbids_is_not_allowed(written: str) -> None:
         ("text='two\nlines'", {"text": "two\nlines"}),
         ("text=two words", {"text": "two words"}),
         ("any=1e999", {"any": float("inf")}),
+        ("text='\\ud83d\\ude00'", {"text": "\U0001f600"}),
+        ("any=[true, 'a', {'b': null}]", {"any": [True, "a", {"b": None}]}),
         ("any={1, 2}", {"any": "{1, 2}"}),
         ("any=" + "(" * 3000 + ")" * 3000, {"any": "(" * 3000 + ")" * 3000}),
     ],
-    ids=["spaces", "literals", "raw-line", "unquoted", "huge", "set", "deep"],
+    ids=["spaces", "literals", "raw-line", "unquoted", "huge", "surrogates", "words", "set", "deep"],
 )
 def test_what_the_grammar_does_not_allow_is_read_if_it_can_be(written: str, expected: dict[str, Any]) -> None:
     form, _ = form_with(PROPERTIES)
-    assert functions(read(form, [call_with(written)])) == [("f", expected)]
+    answer = read(form, [call_with(written)])
+    assert functions(answer) == [("f", expected)]
+    assert answer.tool_calls[0].arguments.encode()  # UTF-8 cannot hold halves of surrogate pairs
 
 
 @pytest.mark.parametrize("written", ["'\\ud83d\\ude00'", '"\\ud83d\\ude00"', "'\\ud800'"])

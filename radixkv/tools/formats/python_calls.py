@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import json
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 from radixkv.tools.definitions import Tool
@@ -28,6 +29,7 @@ from radixkv.tools.source import (
 )
 
 _QUOTES = ("'", '"')
+_JSON_WORDS: Mapping[str, bool | None] = MappingProxyType({"true": True, "false": False, "null": None})
 _NO_LITERALS = (ValueError, SyntaxError, TypeError, RecursionError, MemoryError)
 
 
@@ -131,6 +133,13 @@ def _value_text(source: AnswerSource) -> Parsing[str]:
         yield None
 
 
+class _JsonWords(ast.NodeTransformer):
+    """Replaces JSON's words, which may stand among Python's literals."""
+
+    def visit_Name(self, node: ast.Name) -> ast.expr:
+        return ast.Constant(_JSON_WORDS[node.id]) if node.id in _JSON_WORDS else node
+
+
 def _as_json(text: str) -> str:
     """A value as JSON text: JSON stays as it is, Python's literals become JSON, and all else a string."""
     try:
@@ -139,8 +148,9 @@ def _as_json(text: str) -> str:
     except (ValueError, RecursionError):
         pass
     try:
-        # In ASCII, halves of characters stay escaped, as they are in JSON of the model.
-        return json.dumps(ast.literal_eval(text), allow_nan=False)
+        value = ast.literal_eval(_JsonWords().visit(ast.parse(text, mode="eval")))
+        # In ASCII, halves of surrogate pairs stay escapes, of which JSON makes characters, and which UTF-8 can hold.
+        return json.dumps(value, allow_nan=False)
     except _NO_LITERALS:
         # Some templates write strings as they are, between quotes.
         is_quoted = len(text) > 1 and text[0] == text[-1] and text[0] in _QUOTES
