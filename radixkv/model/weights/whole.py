@@ -22,6 +22,8 @@ _log = logging.getLogger(__name__)
 
 # Names of the scales that formats store beside a quantised ``weight``.
 _OF_QUANTISED = re.compile(r"weight_scale(_inv|_2)?|scales")
+# Causal masks, which checkpoints of GPT-2, GPT-Neo and their like hold beside their weights.
+_MASK = re.compile(r"(.*\.)?attn\.(attention\.)?(masked_)?bias")
 
 
 def model_class(config: Any) -> Any:
@@ -70,7 +72,8 @@ def load_whole(
         trust_remote_code=False,
     )
     source = folder if gguf_file is None else str(Path(folder) / gguf_file)
-    missing, unexpected = sorted(info["missing_keys"]), sorted(info["unexpected_keys"])
+    missing = sorted(info["missing_keys"])
+    unexpected = sorted(name for name in info["unexpected_keys"] if not _MASK.fullmatch(name))
     scales = [name for name in unexpected if _OF_QUANTISED.fullmatch(name.rpartition(".")[2])]
     for name, given, expected in sorted(info["mismatched_keys"]):
         raise ModelLoadError(f"{source}: {name}: expected shape {[*expected]}, got {[*given]}")

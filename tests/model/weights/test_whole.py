@@ -67,6 +67,18 @@ def test_a_warning_names_what_the_model_has_no_parameter_for(tmp_path: Path, cap
     assert warning == f"{tmp_path}: {left_out}, model.layers.0.self_attn.q_proj.bias among them"
 
 
+def test_causal_masks_beside_the_weights_are_left_out_without_a_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Published checkpoints of GPT-Neo, and of models trained from GPT-2, hold them."""
+    build("gpt2", SIZES).save_pretrained(tmp_path)
+    path = tmp_path / "model.safetensors"
+    masks = {f"transformer.h.0.attn.{name}": torch.ones(1) for name in ("masked_bias", "attention.bias")}
+    save_file({**load_file(path), **masks}, path, {"format": "pt"})
+    load_model(tmp_path, ModelConfig(dtype="float32"))
+    assert not [record for record in caplog.records if record.levelno == logging.WARNING]
+
+
 @pytest.mark.parametrize("contents", ["cut", "cut in its header", "empty", "another program's"])
 @pytest.mark.parametrize("name", ["model.safetensors", "pytorch_model.bin"])
 @pytest.mark.parametrize("native", [True, False])
