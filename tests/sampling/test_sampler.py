@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from radixkv.sampling import exponential, host_draw
 from radixkv.sampling.logit_changes import LogitChanges
+from radixkv.sampling.logprobs import with_logprobs
 from radixkv.sampling.penalties import TokenCounts
 from radixkv.sampling.sampler import SamplingState, changed_logits, sample
 from radixkv.sampling.variates import SamplingRow, exponential_variates, rng_states
@@ -298,3 +299,15 @@ def test_rows_of_drafts_are_drawn_as_if_the_drafts_had_been_appended(options: di
         state.output_token_ids.append(11)
     changed = changed_logits(logits[:1].repeat(2, 1), again, [(), ()])
     assert torch.equal(*changed)
+
+
+def test_each_row_has_as_many_likeliest_tokens_as_it_asks_for_and_its_own() -> None:
+    logits = torch.tensor([[4.0, 3.0, 2.0, 1.0]] * 3)
+    expected = logits[0].double().log_softmax(0).tolist()
+    tokens = with_logprobs(logits, [0, 3, 1], [1, 2, 9])
+    ranked = [[(token_id, rank) for token_id, _, rank in token.top_logprobs] for token in tokens]
+    assert ranked == [[(0, 1)], [(0, 1), (1, 2), (3, 4)], [(0, 1), (1, 2), (2, 3), (3, 4)]]
+    for token in tokens:
+        assert token.logprob == pytest.approx(expected[token.token_id], abs=1e-6)
+        for token_id, logprob, _ in token.top_logprobs:
+            assert logprob == pytest.approx(expected[token_id], abs=1e-6)
