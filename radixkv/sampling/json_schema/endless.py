@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator
 from typing import Any
 
@@ -20,26 +21,30 @@ def endless_part(schema: Any) -> str | None:
     reached = list(_reached(schema, references))
     if not any("$ref" in part for _, part in reached):
         return None
-    # The identities of parts that values satisfy whose parts satisfy parts that are in it already.
-    ending: set[int] = set()
-    size = -1
-    while size < len(ending):
-        size = len(ending)
-        for _, part in reversed(reached):  # what is within a part before the part
-            if _ends(part, references, ending):
-                ending.add(id(part))
-    return next((path for path, part in reached if id(part) not in ending), None)
+    # By the identities of parts. Each requirement is met once, so that time grows with the schema and not with its square.
+    unmet: dict[int, set[int]] = {}
+    required_by: defaultdict[int, list[tuple[int, int]]] = defaultdict(list)
+    for _, part in reached:
+        requirements = _requirements(part, references)
+        unmet[id(part)] = set(range(len(requirements)))
+        for number, alternatives in enumerate(requirements):
+            for each in alternatives:
+                required_by[id(each)].append((id(part), number))
+    ending = [identity for identity, numbers in unmet.items() if not numbers]
+    for identity in ending:  # it grows meanwhile
+        for other, number in required_by[identity]:
+            if number in unmet[other]:
+                unmet[other].remove(number)
+                if not unmet[other]:
+                    ending.append(other)
+    return next((path for path, part in reached if unmet[id(part)]), None)
 
 
-def _ends(schema: dict[str, Any], references: References, ending: set[int]) -> bool:
-    """Whether a value of finite length satisfies a schema, as far as this is known of what is within it."""
+def _requirements(schema: dict[str, Any], references: References) -> list[list[dict[str, Any]]]:
+    """The parts that must have an end for a value to have one: of each list, one."""
     if "const" in schema or "enum" in schema:
-        return True
-    needed = [_target(schema, references)]
-    for keyword in ("anyOf", "oneOf"):
-        alternatives = schema.get(keyword)
-        if isinstance(alternatives, list) and alternatives:
-            needed.append(next((each for each in alternatives if _is_in(each, ending)), alternatives[0]))
+        return []
+    needed: list[Any] = [_target(schema, references)]
     parts = schema.get("allOf")
     needed += parts if isinstance(parts, list) else []
     properties, required = schema.get("properties"), schema.get("required")
@@ -50,11 +55,13 @@ def _ends(schema: dict[str, Any], references: References, ending: set[int]) -> b
         first = schema.get("prefixItems")
         of_first = first[:least] if isinstance(first, list) else []
         needed += of_first if len(of_first) == least else [*of_first, schema.get("items")]
-    return all(_is_in(each, ending) for each in needed)
-
-
-def _is_in(part: Any, ending: set[int]) -> bool:
-    return not isinstance(part, dict) or id(part) in ending
+    choices = [schema[keyword] for keyword in ("anyOf", "oneOf") if isinstance(schema.get(keyword), list)]
+    # What is no object, such as True, has an end.
+    return [
+        alternatives
+        for alternatives in (*([each] for each in needed), *choices)
+        if alternatives and all(isinstance(each, dict) for each in alternatives)
+    ]
 
 
 def _target(schema: dict[str, Any], references: References) -> Any:
