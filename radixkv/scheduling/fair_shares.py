@@ -200,7 +200,7 @@ class FairShares:
 
     def part(self, tenant: str, amount: int, total_weight: float) -> int:
         """The tenant's share of ``amount``, at least 1, among tenants that have this total weight, its own included."""
-        return max(1, int(amount * self.share(tenant).weight / total_weight))
+        return max(1, whole_share(amount * self.share(tenant).weight / total_weight))
 
     def within_limits(self, wanted: Mapping[str, int]) -> dict[str, int]:
         """How many sequences tenants may run of those that they want to run."""
@@ -258,3 +258,8 @@ class FairShares:
             else:
                 heapq.heappop(tenants)
         return preempted_first[::-1]
+
+
+def whole_share(share: float) -> int:
+    """The whole number of a share; not one less because sums and quotients of weights are rounded."""
+    return int(share * (1 + 1e-9))

@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from functools import cached_property
 
 from radixkv.cache import PrefixCache
-from radixkv.scheduling.fair_shares import FairShares, Turn, WaitsFor
+from radixkv.scheduling.fair_shares import FairShares, Turn, WaitsFor, whole_share
 from radixkv.scheduling.request import Request, SequenceGroup
 from radixkv.scheduling.waiting_queue import WaitingQueue
 
@@ -198,7 +198,7 @@ class TenantUsage:
         """Whether so many sequences are more than the tenant's share, which is never less than 1."""
         if num_seqs <= 1:
             return False  # without computing the level, which takes time for each tenant that waits
-        return num_seqs > int(min(self._level * self._shares.share(tenant).weight, self._max_num_seqs))
+        return num_seqs > whole_share(min(self._level * self._shares.share(tenant).weight, self._max_num_seqs))
 
     def _candidates(self, above: Collection[str], size: Callable[[SequenceGroup], int]) -> list[SequenceGroup]:
         """Groups that may be preempted, of the tenants above their shares; first those of the tenant with the most.

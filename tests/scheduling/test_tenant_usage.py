@@ -156,3 +156,19 @@ def test_the_first_victim_for_blocks_is_of_the_tenant_with_most_of_them() -> Non
     driver.add(prompt(4), tenant="waits")
     set_counter(driver, "waits", 0)
     assert usage_of(driver).victims_for_blocks(first_group(driver, "waits")) == [first]
+
+
+def test_equal_shares_are_not_one_less_because_weights_are_rounded() -> None:
+    """In floats, 6 divided by three times 0.1, times 0.1, is less than 2."""
+    shares = dict.fromkeys("abc", TenantShare(weight=0.1))
+    driver = SchedulerDriver(max_num_seqs=6, budget=BUDGET, shares=shares)
+    for tenant in shares:
+        driver.add_several(3, 5, tenant=tenant)
+    usage = usage_of(driver)
+    for tenant in shares:
+        first, second, third = driver.scheduler.waiting.groups(tenant)
+        usage.add(first)
+        assert usage.has_claim(second)
+        usage.add(second)
+        assert not usage.has_claim(third)
+    assert driver.scheduler.shares.part("a", 9, driver.scheduler.shares.total_weight(shares)) == 3
