@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -17,8 +16,11 @@ def one_call_each(messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, An
     begin = 0
     while begin < len(messages):
         message = messages[begin]
-        results = list(itertools.takewhile(lambda each: each["role"] == "tool", messages[begin + 1 :]))
-        begin += 1 + len(results)
+        end = begin + 1
+        while end < len(messages) and messages[end]["role"] == "tool":
+            end += 1
+        results = list(messages[begin + 1 : end])
+        begin = end
         calls = message.get("tool_calls") or ()
         if len(calls) < 2:
             separate += [message, *results]
