@@ -101,12 +101,19 @@ def _vocabulary(folder: Path) -> Path | None:
 def warn_of_tokens_beyond(vocab_size: int, tokenizer: Any, name: str) -> None:
     """Write a warning to the log where a tokenizer has tokens that a model has not.
 
+    Of added tokens, those count that begin or end texts, or that the chat template writes: models that read text alone, such
+    as the smallest of Gemma 3, are published with a token of images beyond their vocabulary.
+
     Args:
         vocab_size: of the model.
         tokenizer: None: there is none.
         name: of the model.
     """
-    last = max([getattr(tokenizer, "vocab_size", 0) - 1, *getattr(tokenizer, "added_tokens_decoder", ())])
+    ends = [getattr(tokenizer, "bos_token", None), getattr(tokenizer, "eos_token", None)]
+    template = str(getattr(tokenizer, "chat_template", None))
+    added = getattr(tokenizer, "added_tokens_decoder", {}).items()
+    used = [token_id for token_id, token in added if token.content in ends or token.content in template]
+    last = max([getattr(tokenizer, "vocab_size", 0) - 1, *used])
     if last >= vocab_size:
         _log.warning(
             "%s: its tokenizer has tokens up to %d, %r, its vocabulary up to %d: prompts with others are refused, and no "

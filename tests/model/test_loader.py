@@ -67,17 +67,33 @@ def test_no_tokenizer_is_made_without_a_vocabulary(contents: str | None, tmp_pat
     assert load_model(tmp_path).tokenizer is None
 
 
-@pytest.mark.parametrize("added", [[], ["<image>"]])
+@pytest.mark.parametrize(
+    ("num_words", "options", "last"),
+    [
+        (250, {}, "249, 'w249'"),
+        (200, {"eos_token": "<end>"}, "200, '<end>'"),
+        (200, {"additional_special_tokens": ["<end>"], "chat_template": "{{ messages }}<end>"}, "200, '<end>'"),
+    ],
+    ids=["words", "end", "template"],
+)
 def test_a_warning_names_tokens_beyond_the_vocabulary_of_the_model(
-    added: list[str], caplog: pytest.LogCaptureFixture
+    num_words: int, options: dict[str, Any], last: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     """An end token was dropped without a word, or each conversation was refused."""
-    words = Tokenizer(BPE({f"w{index}": index for index in range(200 if added else 250)}, []))
-    tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=words)
-    tokenizer.add_tokens(added)
-    load_model(build_supported("llama"), ModelConfig(tokenizer=tokenizer))
-    last = "200, '<image>'" if added else "249, 'w249'"
+    load_model(build_supported("llama"), ModelConfig(tokenizer=tokenizer_of(num_words, **options)))
     assert f"LlamaForCausalLM: its tokenizer has tokens up to {last}, its vocabulary up to 199: " in caplog.text
+
+
+def test_there_is_no_warning_of_added_tokens_that_are_not_used(caplog: pytest.LogCaptureFixture) -> None:
+    """Of Gemma 3, the tokenizer of models of text alone has the token that stands for images in larger ones."""
+    tokenizer = tokenizer_of(200, additional_special_tokens=["<image>"], chat_template="{{ messages }}")
+    load_model(build_supported("llama"), ModelConfig(tokenizer=tokenizer))
+    assert "tokens up to" not in caplog.text
+
+
+def tokenizer_of(num_words: int, **options: Any) -> transformers.PreTrainedTokenizerFast:
+    words = Tokenizer(BPE({f"w{index}": index for index in range(num_words)}, []))
+    return transformers.PreTrainedTokenizerFast(tokenizer_object=words, **options)
 
 
 @pytest.mark.parametrize(
