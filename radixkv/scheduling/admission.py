@@ -65,8 +65,10 @@ class Admission:
         self.first_without_room: SequenceGroup | None = None
         self._made_room_for: list[SequenceGroup] = []  # in this step, by preempting other groups
         self._looked_up: set[str] = set()  # the tenants whose queues were looked up in this step
-        # The tenant whose group did not fit, so that in this step nothing is admitted of those behind it in turn.
+        # The tenant whose group did not fit, so that those behind it in turn wait in this step, and how many of these were
+        # tried nevertheless, for short prompts.
         self._last_in_turn: str | None = None
+        self._num_tried_behind = 0
         # Of the running groups, while a step admits: counted when first asked for, and kept up to date.
         self._growth: DecodeGrowth | None = None
         self._usage: TenantUsage | None = None
@@ -81,6 +83,7 @@ class Admission:
         """Forget what was noted for the step before."""
         self._looked_up.clear()
         self._last_in_turn = None
+        self._num_tried_behind = 0
         self._in_flight_prefixes.begin_step(self._running if self._waiting else ())
         self.first_without_room = None
         self._growth = None
@@ -200,9 +203,15 @@ class Admission:
             if not usage.exceeds_limit(group) and not self._still_waits(group):
                 return group if self._admit(group) else None
         passed: list[SequenceGroup] = []
+        last_in_turn, is_behind = self._last_in_turn, False
         for tenant in usage.in_turn():
-            if tenant == self._last_in_turn:
-                return None
+            is_behind = is_behind or tenant == last_in_turn
+            if is_behind:
+                # What a long prompt leaves of the step's tokens is for short ones, whoever waits. A step tries a few tenants
+                # for that, because there may be thousands, and it would try them again beside each prompt in progress.
+                if max_tokens is None or self._num_tried_behind >= self._waiting.window:
+                    return None
+                self._num_tried_behind += 1
             if not usage.may_come_before(tenant, before):
                 continue
             admitted, did_not_fit = self._admit_first_of(tenant, max_tokens, before, usage)
