@@ -71,8 +71,8 @@ def test_every_option_of_every_command_has_a_help_text() -> None:
         (["generate", "Hi", "--max-tokens", "x"], "'--max-tokens': expected a valid integer, got 'x'"),
         (["bench", "e2e", "--rounds", "0"], "'--rounds': expected greater than or equal to 1, got '0'"),
         (
-            ["serve", "--reasoning-parser", "x"],
-            "'--reasoning-parser' (env var: 'RADIXKV_REASONING_PARSER'): 'x' is not one of",
+            ["serve", "--eviction-policy", "x"],
+            "'--eviction-policy' (env var: 'RADIXKV_EVICTION_POLICY'): 'x' is not one of",
         ),
     ],
     ids=lambda each: each[0] if isinstance(each, list) else "",

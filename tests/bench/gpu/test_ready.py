@@ -46,6 +46,6 @@ def test_a_kernel_that_does_nothing_is_no_kernel_that_runs(monkeypatch: pytest.M
     with (
         pretended_gpu(lambda *args, **options: None),
         OnCpu(),
-        pytest.raises(RuntimeError, match=r"says \(30, 0\) instead of \(31, 95\)"),
+        pytest.raises(RuntimeError, match=r"is \(30, 0\) instead of \(31, 95\)"),
     ):
         main()
