@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -142,3 +144,15 @@ def test_a_model_of_this_form_is_known_by_its_vocabulary_where_its_template_writ
     assert form is not None
     assert functions(read(form, found.calls.write_calls(CALLS))) == CALLS
     assert len(form.special_markers) == 2
+
+
+def test_python_prints_no_warnings_of_what_a_model_writes() -> None:
+    """From Python 3.12 on, each unknown escape in a call was printed, in 3.11 only where such warnings are wanted."""
+    program = r"""
+from radixkv.tools.formats.python_calls import _as_json
+print(_as_json(r"['\d+']"))
+"""
+    command = [sys.executable, "-W", "always", "-c", program]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    assert ended.stdout == '["\\\\d+"]\n'
+    assert "escape" not in ended.stderr

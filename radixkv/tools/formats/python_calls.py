@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import ast
 import json
+import re
+import warnings
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
@@ -30,6 +32,9 @@ from radixkv.tools.source import (
 
 _QUOTES = ("'", '"')
 _JSON_WORDS: Mapping[str, bool | None] = MappingProxyType({"true": True, "false": False, "null": None})
+# The file name under which literals are parsed, of which Python would print warnings, such as that \d is no escape.
+_SOURCE = "<call of a tool>"
+warnings.filterwarnings("ignore", module=re.escape(_SOURCE))
 _NO_LITERALS = (ValueError, SyntaxError, TypeError, RecursionError, MemoryError)
 
 
@@ -148,7 +153,7 @@ def _as_json(text: str) -> str:
     except (ValueError, RecursionError):
         pass
     try:
-        value = ast.literal_eval(_JsonWords().visit(ast.parse(text, mode="eval")))
+        value = ast.literal_eval(_JsonWords().visit(ast.parse(text, _SOURCE, "eval")))
         # In ASCII, halves of surrogate pairs stay escapes, of which JSON makes characters, and which UTF-8 can hold.
         return json.dumps(value, allow_nan=False)
     except _NO_LITERALS:
