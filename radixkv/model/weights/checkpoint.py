@@ -81,8 +81,7 @@ def read_checkpoint(
         elif quantisation is not None:
             model, deferred = _open_quantised(folder, paths, config, quantisation, dtype)
         else:
-            opened = _defer(folder, paths, config, dtype) if may_defer else None
-            model, deferred = opened or (_load_all(folder, name, paths, config, dtype), None)
+            model, deferred = _open_plain(folder, name, paths, config, dtype, may_defer)
     if may_defer:
         return model, deferred
     with _memory_errors(folder):
@@ -150,26 +149,29 @@ def _reason(error: Exception) -> str:
     return _FAILED_CHECK.sub("", first_line(error)).partition(". ")[0]
 
 
-def _defer(
-    folder: Path, paths: Sequence[Path], config: Any, dtype: torch.dtype
-) -> tuple[transformers.PreTrainedModel, DeferredWeights] | None:
-    """None: the folder's tensors are not the model's parameters one by one."""
+def _open_plain(
+    folder: Path, name: str, paths: Sequence[Path], config: Any, dtype: torch.dtype, may_defer: bool
+) -> tuple[transformers.PreTrainedModel, DeferredWeights | None]:
+    """A checkpoint that is not quantised. Its tensors stay in the files only if they are the parameters one by one."""
+    files = _files(paths) if may_defer else None
+    model = _build(folder, config, dtype)
+    if files is not None and not _keeps_float32(model) and files.holds(model):
+        refuse_integers(folder, files.integers(), model)
+        return model, DeferredWeights(model, files)
+    check_supported(model, name)  # before gigabytes are read for nothing
+    return _load_all(folder, paths, config, dtype), None
+
+
+def _files(paths: Sequence[Path]) -> CheckpointFiles | None:
+    """None: there are none, or not all of them."""
     try:
-        files = CheckpointFiles(paths)
+        return CheckpointFiles(paths)
     except OSError:
         return None
-    model = _build(folder, config, dtype)
-    if _keeps_float32(model) or not files.holds(model):
-        return None
-    refuse_integers(folder, files.integers(), model)
-    return model, DeferredWeights(model, files)
 
 
-def _load_all(
-    folder: Path, name: str, paths: Sequence[Path], config: Any, dtype: torch.dtype
-) -> transformers.PreTrainedModel:
+def _load_all(folder: Path, paths: Sequence[Path], config: Any, dtype: torch.dtype) -> transformers.PreTrainedModel:
     """A model with its weights in memory, none of them integers."""
-    check_supported(_build(folder, config, dtype), name)  # before gigabytes are read for nothing
     with _damage_errors(folder, *_OF_CONFIG):
         model = load_whole(str(folder), dtype, config)
     integers = CheckpointFiles(paths).integers() if paths[0].exists() else integers_of_torch(folder)

@@ -144,7 +144,7 @@ def test_a_folder_is_read_one_module_at_a_time(dtype: str, tmp_path: Path, monke
     monkeypatch.setattr(DeferredWeights, "_fill", watch)
     ours = load_model(tmp_path / "model", ModelConfig(dtype=dtype)).model
     assert most == 3 * 256 * 512  # an MLP's
-    monkeypatch.setattr(checkpoint, "_defer", lambda *_: None)
+    monkeypatch.setattr(checkpoint, "_files", lambda *_: None)
     whole = load_model(tmp_path / "model", ModelConfig(dtype=dtype)).model
     for one, other in zip(weights_of(ours), weights_of(whole), strict=True):
         assert torch.equal(one.panels, other.panels)
