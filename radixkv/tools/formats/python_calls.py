@@ -79,8 +79,7 @@ class PythonFormat(CallFormat):
             yield from skip_whitespace(source)
 
     def write_call(self, name: str, arguments: Mapping[str, Any]) -> str:
-        is_word = {key: value is None or isinstance(value, bool) for key, value in arguments.items()}
-        texts = (f"{key}={WORDS[value] if is_word[key] else json_text(value)}" for key, value in arguments.items())
+        texts = (f"{key}={_written(value)}" for key, value in arguments.items())
         return f"{name}({', '.join(texts)})"
 
     def call_body(self, writer: GrammarWriter, tool: Tool, rule: str) -> str:
@@ -94,6 +93,10 @@ class PythonFormat(CallFormat):
 
 LFM2 = PythonFormat("<|tool_call_start|>", "[", ", ", "]", "<|tool_call_end|>")
 OLMO3 = PythonFormat("<function_calls>", "", "\n", "", "</function_calls>")
+
+
+def _written(value: Any) -> str:
+    return WORDS[value] if value is None or isinstance(value, bool) else json_text(value)
 
 
 def _call(source: AnswerSource) -> Parsing[None]:
