@@ -25,6 +25,20 @@ from radixkv.scheduling.waiting_queue import WaitingQueue
 from radixkv.tiers.moves.load import LookUp
 
 
+@pytest.fixture
+def waits(monkeypatch: pytest.MonkeyPatch) -> Counter[WaitsFor]:
+    """For what tenants began to wait, and how often."""
+    counts: Counter[WaitsFor] = Counter()
+    set_waits_for = FairShares.set_waits_for
+
+    def counted(self: FairShares, tenant: str, waits_for: WaitsFor) -> None:
+        counts[waits_for] += 1
+        set_waits_for(self, tenant, waits_for)
+
+    monkeypatch.setattr(FairShares, "set_waits_for", counted)
+    return counts
+
+
 def waiting_for_one_load(num_tenants: int) -> Driver:
     driver = Driver(max_num_seqs=8)
     driver.add(unlike(5000, 1), max_new=60, tenant="runs")
@@ -173,7 +187,7 @@ def test_tenants_stay_in_turn_that_wait_for_a_prompt_that_gets_no_tokens(monkeyp
     assert not changes
 
 
-def test_nobody_loses_its_turn_for_a_prompt_that_is_about_to_start(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nobody_loses_its_turn_for_a_prompt_that_is_about_to_start(waits: Counter[WaitsFor]) -> None:
     """It may still not fit; all that would wait for it would be in turn again in the same step."""
     driver = SchedulerDriver(budget=64)
     driver.add_several(8, 4, max_new=60, tenant="greedy")
@@ -181,17 +195,10 @@ def test_nobody_loses_its_turn_for_a_prompt_that_is_about_to_start(monkeypatch: 
     common = prompt(900)
     for number in range(5):
         driver.add([*common, number], tenant=f"{number}")
-    changes: Counter[WaitsFor] = Counter()
-    set_waits_for = FairShares.set_waits_for
-
-    def counted(self: FairShares, tenant: str, waits_for: WaitsFor) -> None:
-        changes[waits_for] += 1
-        set_waits_for(self, tenant, waits_for)
-
-    monkeypatch.setattr(FairShares, "set_waits_for", counted)
+    waits.clear()
     driver.steps(2)
     assert driver.scheduler.num_preemptions == 1
-    assert changes == {WaitsFor.PREFIX: 4}
+    assert waits == {WaitsFor.PREFIX: 4}
 
 
 def test_a_tenant_whose_load_is_done_comes_first_although_its_next_request_waits_for_a_prompt_in_progress(
@@ -261,15 +268,9 @@ def order_of_requests(seed: int) -> list[tuple[int, int]]:
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_the_order_is_that_of_looking_at_all_tenants_in_each_step(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    waits: Counter[WaitsFor] = Counter()
-    add = FairShares.set_waits_for
-
-    def counted(self: FairShares, tenant: str, waits_for: WaitsFor) -> None:
-        waits[waits_for] += 1
-        add(self, tenant, waits_for)
-
-    monkeypatch.setattr(FairShares, "set_waits_for", counted)
+def test_the_order_is_that_of_looking_at_all_tenants_in_each_step(
+    seed: int, waits: Counter[WaitsFor], monkeypatch: pytest.MonkeyPatch
+) -> None:
     made = order_of_requests(seed)
     assert waits[WaitsFor.TURN], "no wait was over"
     monkeypatch.setattr(TenantWaits, "add", lambda *_: None)
