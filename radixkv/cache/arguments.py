@@ -1,4 +1,4 @@
-"""Checks of arguments that several calls have in common. A refusal is an InvalidArgumentError that names the argument."""
+"""Checks that several calls have in common. They raise an InvalidArgumentError, but for `check_path`, naming the argument."""
 
 from __future__ import annotations
 

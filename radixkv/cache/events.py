@@ -1,7 +1,7 @@
 """Changes of the cache's contents, as a sequence of events.
 
-A consumer that reads them from the beginning knows what the tree holds: a router that sends a request to where its prefix
-is cached, or a second tier that keeps what is evicted. Blocks are named by their hashes (`block_hash`), so a name stands
+Read from the beginning, they give the contents of the tree: to a router that sends a request to where its prefix is cached,
+or to a second tier that keeps what is evicted. Blocks are named by their hashes (`block_hash`), so a name stands
 for all tokens before the block too, and for the namespace.
 """
 

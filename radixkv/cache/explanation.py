@@ -132,7 +132,7 @@ def _most_cached(tree: RadixTree, prompt: bytes, namespace: str, known: int) -> 
     """How many of a prompt's first tokens another namespace has, if more than ``known``; otherwise those."""
     most = known
     for other, root in tree.roots.items():
-        # Whoever lacks the first block has less than a block: the nearest child, for which it is searched, cannot matter.
+        # A namespace without the first block has less than a block of the prompt: its nearest child need not be searched for.
         if other == namespace or (most * TOKEN_BYTES >= root.block_bytes and not _has_first_block(root, prompt)):
             continue
         match = tree.match(prompt, other)

@@ -3,8 +3,11 @@
 ::
 
     RadixTree ── on_insert, on_remove, on_clear ──> EventRecorder      the events of `PrefixCache(events=...)`
+              ── on_insert, on_remove, on_clear ──> OwnerLimits        how many blocks each owner has cached
+              ── on_insert, on_remove, on_clear ──> BlockMoves         which blocks go to tiers below the pool (`tiers`)
+              ── on_insert, on_remove, on_clear ──> RecordFeed         what a replica has cached, for its ingress (`cluster`)
               ── on_remove, on_clear ─────────────> EvictedPrefixes    the memory of evicted prefixes
-              ── on_insert, on_split, ... ────────> TreeIndex          where what was said before is found (`drafting`)
+              ── on_insert, on_split, ... ────────> TreeIndex          where a sequence's last tokens occur (`drafting`)
               ── on_clear ────────────────────────> NamespaceFollowers which token followed which (`drafting`)
               ── on_idle, on_reuse ───────────────> LearningPolicy     a policy that learns reuse times
               ── on_remove, on_clear ─────────────> Adaptive           which compares itself with LRU
@@ -52,7 +55,7 @@ class TreeObserver:
 
 
 class Observers:
-    """Who is notified of a tree's changes: for each call of `TreeObserver`, the bound methods to be called, in order.
+    """The observers of one tree: for each call of `TreeObserver`, the bound methods to be called, in order.
 
     Args:
         learner: a policy that learns, which is notified first, once, and always; None: there is none.

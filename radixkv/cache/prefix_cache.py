@@ -162,8 +162,8 @@ class PrefixCache(CacheControl):
         """Begin to fill in a prefix whose keys and values come from elsewhere; no sequence runs, and none is counted.
 
         The table holds the whole blocks of ``tokens`` that are cached. The rest is as for a sequence: `reserve`, write the
-        blocks, `append` to publish them, `close` to end. Blocks with low ids are preferred, so that whoever fills them in can
-        have their memory ready beforehand. The arguments are as for `open`.
+        blocks, `append` to publish them, `close` to end. Blocks with low ids are preferred, so that
+        their memory can be prepared beforehand. The arguments are as for `open`.
 
         Raises:
             InvalidArgumentError: no tokens, or not token ids; ``priority`` is not a whole number, or ``owner`` not a string.

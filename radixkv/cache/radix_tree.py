@@ -46,9 +46,9 @@ class RadixTree:
         policy: which leaf is evicted first where no owner is beyond its limit.
         owner_limits: in front of the policy, where owners have limits.
         leaves: the index of evictable leaves: the limits where there are any, or the policy.
-        observers: who is notified of changes.
+        observers: those that are notified of changes.
         roots: the root of each namespace that has something cached or in use.
-        num_evictable_blocks: those of them that are not locked.
+        num_evictable_blocks: blocks of the nodes that are not locked.
         version: changes whenever `match` may answer otherwise than before.
     """
 
@@ -353,7 +353,7 @@ class RadixTree:
                     self.leaves.add(parent)
 
     def clear(self, namespace: str | None) -> None:
-        """Remove a whole namespace, or all for None, locked nodes included: whoever locked these must not unlock them."""
+        """Remove a whole namespace, or all for None, locked nodes included: these must not be unlocked afterwards."""
         self.version += 1
         names = list(self.roots) if namespace is None else [namespace] if namespace in self.roots else []
         removed: list[Node] = [self.roots.pop(name) for name in names]

@@ -1,4 +1,4 @@
-"""The interface of eviction policies: what the cache calls, and what a policy may know of a leaf."""
+"""The interface of eviction policies: what the cache calls, and what a policy may read of a leaf."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Protocol, runtime_checkable
 
 
 class EvictableLeaf(Protocol):
-    """What a policy may know of a leaf. While it is in the index, ``num_blocks``, ``depth`` and ``parent_uses`` may change.
+    """What a policy may read of a leaf. While it is in the index, ``num_blocks``, ``depth`` and ``parent_uses`` may change.
 
     No method is called for such a change: a leaf gives up blocks from its tail, is cut in two by a prompt that leaves it, or
     its parent is used.
@@ -16,7 +16,7 @@ class EvictableLeaf(Protocol):
         last_use: the cache's clock, in seconds, when a sequence or load last began or ended here or below, or a pin began.
         uses: how many sequences, pins and loads from elsewhere began with it, the one that computed it included. Under a
             learning policy, a prefix that is recomputed while its eviction is remembered (`EvictedPrefixes`) keeps its count.
-        priority: retention priority: the highest that a sequence which used it was opened with. A policy that looks at it
+        priority: retention priority: the highest that a sequence which used it was opened with. A policy that uses it
             keeps a HIGHER number LONGER.
         group: a learning policy's own note, which outlives the leaf's eviction.
     """
