@@ -13,10 +13,10 @@ from support.chat_templates import DERIVED, TEMPLATES, make_tokenizer
 from tokenizers import AddedToken
 
 from radixkv.tools.chat_format import CALL_FORMATS, AnswerForm, ChatFormat
-from radixkv.tools.formats.argument_elements import ArgumentElements
 from radixkv.tools.formats.base import CallFormat
 from radixkv.tools.formats.derived import DerivedFormat
 from radixkv.tools.formats.elements import ElementNotation
+from radixkv.tools.formats.tagged_arguments import TaggedArgumentsFormat
 from radixkv.tools.grammar import GrammarWriter
 
 
@@ -135,7 +135,7 @@ def note_grammar(name: str) -> tuple[AnswerForm, Grammar]:
 
 def cannot_be_written(form: CallFormat, arguments: dict[str, Any]) -> bool:
     """Whether a text would end a value, or there is an object that is not described and has no notation."""
-    if isinstance(form, ArgumentElements):
+    if isinstance(form, TaggedArgumentsFormat):
         return form.value_end in arguments["text"]
     assert isinstance(form, DerivedFormat)
     assert isinstance(form.notation, ElementNotation)

@@ -3,7 +3,7 @@
 ::
 
     base.py                   what all have in common
-      argument_elements.py    what those with an element for each argument have in common
+      tagged_arguments.py     what those with tags around each argument have in common
         qwen3_coder.py, glm.py
       hermes.py, deepseek.py, mistral.py, harmony.py, llama3_json.py, json_object.py
       python_calls.py         in Python's syntax

@@ -7,15 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from radixkv.tools.formats.argument_elements import ArgumentElements
 from radixkv.tools.formats.argument_values import ArgumentsAsJson
+from radixkv.tools.formats.tagged_arguments import TaggedArgumentsFormat
 from radixkv.tools.grammar import GrammarWriter
 from radixkv.tools.source import AnswerSource, Parsing, collect_until, expect, skip_whitespace, starts_with
 
 _KEY, _KEY_END, _VALUE = "<arg_key>", "</arg_key>", "<arg_value>"
 
 
-class GlmFormat(ArgumentElements):
+class GlmFormat(TaggedArgumentsFormat):
     """The name of the tool, then two elements for each argument: its name and its value."""
 
     value_end = "</arg_value>"
@@ -51,7 +51,7 @@ class GlmFormat(ArgumentElements):
         yield from expect(source, self.call_end)
         return self.call_end
 
-    def write_elements(self, name: str, values: Mapping[str, str]) -> str:
+    def write_body(self, name: str, values: Mapping[str, str]) -> str:
         pairs = (f"{_KEY}{key}{_KEY_END}\n{_VALUE}{text}{self.value_end}\n" for key, text in values.items())
         return f"{name}\n{''.join(pairs)}"
 

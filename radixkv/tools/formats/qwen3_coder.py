@@ -7,15 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from radixkv.tools.formats.argument_elements import ArgumentElements
 from radixkv.tools.formats.argument_values import ArgumentsAsJson
+from radixkv.tools.formats.tagged_arguments import TaggedArgumentsFormat
 from radixkv.tools.grammar import GrammarWriter
 from radixkv.tools.source import AnswerSource, Parsing, collect_until, expect, skip_whitespace, starts_with
 
 _FUNCTION, _FUNCTION_END, _PARAMETER = "<function=", "</function>", "<parameter="
 
 
-class Qwen3CoderFormat(ArgumentElements):
+class Qwen3CoderFormat(TaggedArgumentsFormat):
     """Names of the tool and of arguments stand in tags, and each value on lines of its own."""
 
     value_end = "\n</parameter>"
@@ -41,7 +41,7 @@ class Qwen3CoderFormat(ArgumentElements):
         yield from skip_whitespace(source)
         yield from expect(source, self.call_end)
 
-    def write_elements(self, name: str, values: Mapping[str, str]) -> str:
+    def write_body(self, name: str, values: Mapping[str, str]) -> str:
         parameters = "".join(f"{_PARAMETER}{key}>\n{text}{self.value_end}\n" for key, text in values.items())
         return f"\n{_FUNCTION}{name}>\n{parameters}{_FUNCTION_END}\n"
 

@@ -1,4 +1,4 @@
-"""Calls with an element for each argument, in which strings stand as they are and all other values as JSON.
+"""Calls with tags around each argument, in which strings stand as they are and all other values as JSON.
 
 What the forms of Qwen3-Coder and GLM have in common.
 """
@@ -17,8 +17,8 @@ from radixkv.tools.grammar import GrammarWriter
 from radixkv.tools.source import AnswerSource, Parsing
 
 
-class ArgumentElements(CallFormat):
-    """An element for each call, and in it one for each argument.
+class TaggedArgumentsFormat(CallFormat):
+    """Tags around each call, and within them around each argument.
 
     Attributes:
         call_end: ends each call.
@@ -41,10 +41,10 @@ class ArgumentElements(CallFormat):
 
     def write_call(self, name: str, arguments: Mapping[str, Any]) -> str:
         texts = {key: value if isinstance(value, str) else json_text(value) for key, value in arguments.items()}
-        return f"{self.call_begin}{self.write_elements(name, texts)}{self.call_end}"
+        return f"{self.call_begin}{self.write_body(name, texts)}{self.call_end}"
 
     @abstractmethod
-    def write_elements(self, name: str, values: Mapping[str, str]) -> str:
+    def write_body(self, name: str, values: Mapping[str, str]) -> str:
         """What stands between ``call_begin`` and ``call_end`` for these texts of arguments."""
 
     def call_body(self, writer: GrammarWriter, tool: Tool, rule: str) -> str:
