@@ -9,9 +9,8 @@
         source.py       the text that a parser reads incrementally
         grammar.py      grammars that let an answer hold only valid calls
       reasoning.py      thoughts between tags
+      template_messages.py  conversations, changed where templates do not take them as they are
       instructions.py   tools in words, for templates that do not support them
-      system_messages.py  system messages where templates take them
-      separate_calls.py   calls in messages of their own, for templates that write one of each message
     definitions.py      tools as requests describe them, answers with calls
     pieces.py           the pieces of an answer
     names.py            by which options choose a form

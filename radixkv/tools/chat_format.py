@@ -31,13 +31,12 @@ from radixkv.tools.formats.mistral import MistralFormat, MistralNamedFormat
 from radixkv.tools.formats.python_calls import LFM2, OLMO3
 from radixkv.tools.formats.qwen3_coder import Qwen3CoderFormat
 from radixkv.tools.grammar import AnswerFrame, GrammarWriter
-from radixkv.tools.instructions import with_calls_as_text, with_tools_in_words
+from radixkv.tools.instructions import with_tools_in_words
 from radixkv.tools.names import ReasoningParserName, ToolCallParserName
 from radixkv.tools.pieces import ReadPiece
 from radixkv.tools.reasoning import MISTRAL_THINK, THINK, ReasoningState, ReasoningTags
-from radixkv.tools.separate_calls import one_call_each
 from radixkv.tools.source import AnswerSource, Parsing, text_until
-from radixkv.tools.system_messages import later_ones_in_user_turns
+from radixkv.tools.template_messages import calls_as_text, one_call_per_message, system_messages_in_user_turns
 
 CALL_FORMATS: Mapping[str, CallFormat] = MappingProxyType(
     {
@@ -135,12 +134,12 @@ class ChatFormat:
     ) -> Sequence[Mapping[str, Any]]:
         """The messages as the template takes them: with tools described in words, if it does not support them."""
         if not self.template_takes_later_system:
-            messages = later_ones_in_user_turns(messages)
+            messages = system_messages_in_user_turns(messages)
         if self.template_takes_tools:
             if not self.template_takes_calls:
-                return with_calls_as_text(messages, self.calls)
+                return calls_as_text(messages, self.calls)
             if not self.calls.parallel:
-                messages = one_call_each(messages)
+                messages = one_call_per_message(messages)
             return [self.calls.as_template_message(message) for message in messages]
         definitions = () if options is None else options.definitions
         return with_tools_in_words(messages, definitions, self.calls, takes_system=self.template_takes_system)

@@ -11,7 +11,8 @@ import operator
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from radixkv.tools.formats.base import CallFormat, as_object
+from radixkv.tools.formats.base import CallFormat
+from radixkv.tools.template_messages import texts_of
 
 # Without it, small models repeat the call.
 _AFTER_RESULTS = "Now answer my question in one sentence, or call the next function."
@@ -40,7 +41,7 @@ def with_tools_in_words(
             request = next_turn.pop(0) if next_role == "user" else {"role": "user", "content": _AFTER_RESULTS}
             plain.append(_preceded(request, "\n".join(results), "\n"))
         elif any(message.get("tool_calls") for message in turn):
-            texts = itertools.chain.from_iterable(_texts(message, form) for message in turn)
+            texts = itertools.chain.from_iterable(texts_of(message, form) for message in turn)
             plain.append({"role": role, "content": "\n".join(texts)})
         else:
             plain.extend(turn)
@@ -63,31 +64,3 @@ def with_tools_in_words(
 
 def _preceded(message: Mapping[str, Any], text: str, separator: str) -> Mapping[str, Any]:
     return {**message, "content": f"{text}{separator}{message['content']}"}
-
-
-def with_calls_as_text(messages: Sequence[Mapping[str, Any]], form: CallFormat) -> list[Mapping[str, Any]]:
-    """The conversation for a template that describes tools and leaves out earlier calls: these are part of the text.
-
-    Args:
-        messages: as chat templates expect them.
-        form: how calls are written.
-    """
-    return [
-        {**_without_calls(message), "content": "\n".join(_texts(message, form))}
-        if message.get("tool_calls")
-        else message
-        for message in messages
-    ]
-
-
-def _without_calls(message: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in message.items() if key != "tool_calls"}
-
-
-def _texts(message: Mapping[str, Any], form: CallFormat) -> list[str]:
-    """What the assistant said in a message, and its calls."""
-    functions = [call["function"] for call in message.get("tool_calls", ())]
-    texts = [message["content"]] if message["content"] else []
-    if functions:
-        texts.append(form.write_calls([(function["name"], as_object(function["arguments"])) for function in functions]))
-    return texts
