@@ -109,6 +109,18 @@ class GrammarWriter:
         """
         return f"{first} ({self._shown} {following})*" if self._shown else first
 
+    def repeated(self, opening: str, item: str, separator: str, close: str) -> str:
+        """An expression for any number of items.
+
+        Args:
+            opening: the text before the first.
+            item: an expression for one.
+            separator: the text between two.
+            close: the text after the last.
+        """
+        items = f"({item} ({self.literal(separator)} {item})*)?"
+        return f"{self.literal(opening)} {items} {self.literal(close)}"
+
     def _part(self, text: str) -> str:
         token_id = self._added_tokens.get(text)
         return json.dumps(text) if token_id is None else f"<[{token_id}]>"

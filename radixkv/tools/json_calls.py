@@ -21,8 +21,8 @@ from radixkv.tools.source import (
 _ARGUMENTS = ("arguments", "parameters")
 # Keys that some models write beside the name and the arguments.
 _OTHER_KEYS = ("id", "type")
-# Of values that hold what ends a scalar.
-_BEGINS_OF_LONG_VALUES = '{["'
+# First characters of objects, lists and strings, which may contain what ends a number or a word.
+_OPENING = '{["'
 
 
 def json_call(source: AnswerSource, beginning: re.Pattern[str] | None = None) -> Parsing[None]:
@@ -100,13 +100,13 @@ def json_value_text(source: AnswerSource) -> Parsing[str]:
 
 
 def json_text_before(source: AnswerSource, end: str) -> Parsing[str]:
-    """The text of a JSON value, and nothing of ``end``, which follows it and is taken. Any other text is taken for a scalar.
+    """The text of a JSON value up to ``end``, which is taken as well. What begins no object, list or string may be any text.
 
     Raises:
         MalformedCallError: the value is incomplete, or something else follows.
     """
     yield from skip_whitespace(source)  # which grammars allow there
-    if source.peek(1) not in _BEGINS_OF_LONG_VALUES:
+    if source.peek(1) not in _OPENING:
         text, _ = yield from collect_until(source, [end])
         return text
     text = yield from json_value_text(source)
@@ -130,7 +130,7 @@ def _loads(text: str) -> Any:
 def _value(source: AnswerSource) -> Generator[str | None, None, None]:
     """The text of the JSON value that begins here, piece by piece; None where more is needed."""
     depth, in_string, escaped = 0, False, False
-    is_scalar = source.peek(1) not in _BEGINS_OF_LONG_VALUES
+    is_scalar = source.peek(1) not in _OPENING
     while True:
         for position, character in enumerate(source):
             if is_scalar:

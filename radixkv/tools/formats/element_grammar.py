@@ -80,8 +80,7 @@ class ElementGrammar:
         if kind == "array" and isinstance(schema.get("items"), Mapping):
             self._check(schema, _OF_LISTS)
             item = writer.rule(f"{rule}_item", self._valued("", nested.items, schema["items"], f"{rule}_item", ""))
-            items = f"({item} ({writer.literal(nested.separator)} {item})*)?"
-            return f"{writer.literal(nested.list_open)} {items} {writer.literal(f'{nested.list_close}{end}')}"
+            return writer.repeated(nested.list_open, item, nested.separator, f"{nested.list_close}{end}")
         if not self._syntax.shows_kinds:
             return value_before(writer, self._tool, schema, rule, end)
         self._check(schema, _OF_OBJECTS | _OF_LISTS)
@@ -100,14 +99,10 @@ class ElementGrammar:
             string = f"{writer.literal(frames.strings.begin)} {writer.text_before(frames.strings.end)}"
             return f"({string} | {writer.literal(frames.others.begin)} {other} {writer.literal(frames.others.end)})"
 
-        def several(opening: str, one: str, separator: str, close: str) -> str:
-            ones = f"({one} ({writer.literal(separator)} {one})*)?"
-            return f"{writer.literal(opening)} {ones} {writer.literal(close)}"
-
         member = writer.rule("any_member", f"{writer.literal(syntax.key_begin)} {key} {valued(syntax.values)}")
         item = writer.rule("any_item", valued(nested.items))
-        writer.rule("any_object", several(nested.object_open, member, syntax.separator, nested.object_close))
-        writer.rule("any_list", several(nested.list_open, item, nested.separator, nested.list_close))
+        writer.rule("any_object", writer.repeated(nested.object_open, member, syntax.separator, nested.object_close))
+        writer.rule("any_list", writer.repeated(nested.list_open, item, nested.separator, nested.list_close))
 
     def _check(self, schema: Mapping[str, Any], enforced: frozenset[str]) -> None:
         others = set(schema) - enforced

@@ -90,8 +90,8 @@ class _Reader:
         """A value, after the beginning of the frame that was found, and the end of its frame."""
         source, nested = self._source, self._syntax.nested
         kinds = self._kinds.of(schema)
-        # Where frames begin alike, the schema tells strings from other values.
-        is_text = found is frames.strings if frames.tell_strings else all(map(is_string, kinds))
+        # Where frames begin alike, the schema decides whether the value is a string.
+        is_text = found is frames.strings if frames.distinguish_strings else all(map(is_string, kinds))
         end = (frames.strings if is_text else frames.others).end.replace(KEY, key)
         if is_text:
             text, _ = yield from collect_until(source, [end])
@@ -115,8 +115,8 @@ class _Reader:
         return (yield from self._text_or_json(frames, kinds, end))
 
     def _text_or_json(self, frames: ValueFrames, kinds: Sequence[Any], end: str) -> Parsing[str]:
-        """A value in the frame of those that are not strings, which may be one where frames do not tell."""
-        if frames.tell_strings:
+        """A value in the frame of those that are not strings; it may be one where both frames begin alike."""
+        if frames.distinguish_strings:
             kinds = [kind for kind in kinds if not is_string(kind)] or kinds
         elif any(map(is_string, kinds)):
             text, _ = yield from collect_until(self._source, [end])

@@ -1,4 +1,4 @@
-"""The texts by which a notation of arguments tells keys and values apart."""
+"""The texts with which a notation of arguments surrounds keys and values."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class ValueFrames:
     others: ValueFrame
 
     @property
-    def tell_strings(self) -> bool:
+    def distinguish_strings(self) -> bool:
         """Whether strings begin in another way than other values."""
         return self.strings.begin != self.others.begin
 
@@ -89,12 +89,12 @@ class Members:
     @property
     def splits_kinds(self) -> bool:
         """Whether values of different kinds are written in different ways, where a schema allows several."""
-        return self.nested is not None or self.values.tell_strings
+        return self.nested is not None or self.values.distinguish_strings
 
     @property
     def shows_kinds(self) -> bool:
         """Whether a value shows what kind it is of, so that it needs no schema to be read."""
-        return self.values.tell_strings and (self.nested is None or self.nested.items.tell_strings)
+        return self.values.distinguish_strings and (self.nested is None or self.nested.items.distinguish_strings)
 
     @property
     def literals(self) -> tuple[str, ...]:

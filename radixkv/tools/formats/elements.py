@@ -1,4 +1,4 @@
-"""Arguments that are each written by themselves: a key, and a value between texts that tell where it ends."""
+"""Arguments that are each written by themselves: a key, and a value between texts that delimit it."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ class JsonObjectFormat(CallFormat):
 
     Attributes:
         arguments_key: the key of the arguments.
-        before_name: members that may stand before the name, as JSON. No others may: the name tells a call from other JSON.
+        before_name: members that may stand before the name, as JSON. No others may: a call is recognised by its name.
     """
 
     arguments_key = "arguments"

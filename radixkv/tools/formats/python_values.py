@@ -51,7 +51,7 @@ class PythonValues:
         items = kind.get("items")
         if kind.get("type") == "array" and set(kind) <= _OF_LISTS and isinstance(items, Mapping):
             item = writer.rule(f"{rule}_item", self.expression(items, f"{rule}_item"))
-            return [f"{writer.literal('[')} ({item} ({writer.literal(', ')} {item})*)? {writer.literal(']')}"]
+            return [writer.repeated("[", item, ", ", "]")]
         if not set(kind) <= _OF_VALUES:
             return []
         values = named_values(kind)
