@@ -5,7 +5,7 @@
     kv_pool.py              the pool; fp8_kv_pool.py: a byte for each number
     block_rows.py           its blocks as rows of bytes, for tiers below it; spare_rows.py: memory for blocks on their way
     upload.py               from the host to the device, without waiting for it
-    pages.py                pages of memory, taken before they are written
+    pages.py                pages of memory, taken before they are written, and returned when they are free
 """
 
 from radixkv.memory.fp8_kv_pool import Fp8KVPool, KVScales

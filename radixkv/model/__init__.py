@@ -8,7 +8,7 @@
       weights/              from files into memory, and what memory they take there
       gguf/                 GGUF files
       quantised/            checkpoints whose weights others have quantised
-      supported.py          which models can run over blocks, as far as configurations tell
+      supported.py          which models can run over blocks, by their configurations
       tokenizer.py, text_interface.py, generation_config.py               what is beside the weights
         chat_templates.py   templates in place of a tokenizer's own
       silence.py            transformers' warnings meanwhile
@@ -16,7 +16,7 @@
     runner.py               one forward pass over a packed batch, which model_input.py describes
       structure.py          the layers, and whether they can run over blocks, found out by a run
                             (layer_probe.py, batch_checks.py, model_errors.py)
-      lack_of_memory.py     whether an error was raised for it
+      out_of_memory.py      whether an error was raised for lack of memory
       forward_pass.py       what the layers call while the model runs
       logits_to_keep.py     logits of some rows, also of models that compute all
       attention_function.py what transformers' layers call, and what leads to `radixkv.attention`
@@ -27,8 +27,7 @@
     pool_sizing.py, kv_quantisation.py                                    the pool
     fingerprint.py          a name for everything that keys and values depend on
     quantisation_report.py  what the log says of a model's weights
-    of the process: frameworks.py imports torch, without_torch.py does without; onednn_cache.py; heap.py gives back what
-    loading left
+    of the process: frameworks.py imports torch, without_torch.py does without; onednn_cache.py bounds its memory
 
 Models are transformers' own code; those that are refused: docs/limits.md.
 """

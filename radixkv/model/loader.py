@@ -13,6 +13,7 @@ import transformers
 
 from radixkv.config import ModelConfig
 from radixkv.errors import UnsupportedModelError
+from radixkv.memory.pages import trim_heap
 from radixkv.model.compute_target import ComputeTarget
 from radixkv.model.default_model import DEFAULT_MODEL_NAME
 from radixkv.model.fingerprint import ModelFiles, model_fingerprint, remember_fingerprint
@@ -22,7 +23,6 @@ from radixkv.model.generation_config import (
     read_own_generation_config,
     sampling_defaults_of,
 )
-from radixkv.model.heap import trim_heap
 from radixkv.model.model_cache import packed_folder, quantised_folder, remove_unused
 from radixkv.model.native import BlockKeeper, PanelCache, Quantiser, WeightKeeper, prepare_for_cpu, weights_of
 from radixkv.model.positions.longrope import choose_factors

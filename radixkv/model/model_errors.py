@@ -11,7 +11,7 @@ import transformers
 from torch import nn
 
 from radixkv.errors import EngineError, UnsupportedModelError, one_line
-from radixkv.model.lack_of_memory import is_lack_of_memory
+from radixkv.model.out_of_memory import is_out_of_memory
 
 # Torch's error for sizes of experts that its grouped product does not take, and what takes them.
 _GROUPED_SIZES = "strides should be multiple of 16 bytes"
@@ -40,7 +40,7 @@ def errors_of_model(model: transformers.PreTrainedModel) -> Iterator[None]:
     except (EngineError, torch.AcceleratorError):
         raise
     except Exception as error:  # of any class, from code that is not ours
-        if is_lack_of_memory(error) or type(_innermost_module(error)).__module__.startswith("radixkv."):
+        if is_out_of_memory(error) or type(_innermost_module(error)).__module__.startswith("radixkv."):
             raise
         name = model.config.name_or_path or type(model).__name__
         hint = _GROUPED_HINT if _GROUPED_SIZES in str(error) else ""

@@ -179,7 +179,7 @@ def _convert(gguf: Path, folder: Path) -> None:
 
     config = describe(gguf).config
     tokenizer = AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name, trust_remote_code=False)
-    model: Any = load_whole(str(gguf.parent), torch.float32, config, gguf_file=gguf.name)
+    model: Any = load_whole(gguf.parent, torch.float32, config, gguf_file=gguf.name)
     # The weights are no longer quantised; transformers refuses to save a model with these two set.
     del model.config.quantization_config
     model.hf_quantizer = None

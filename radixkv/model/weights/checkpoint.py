@@ -17,7 +17,7 @@ from transformers.quantizers import AutoHfQuantizer
 
 from radixkv.errors import ModelLoadError, first_line, one_line
 from radixkv.model.gguf.conversion import BLOCKS_FILE
-from radixkv.model.lack_of_memory import is_lack_of_memory
+from radixkv.model.out_of_memory import is_out_of_memory
 from radixkv.model.quantised import METHODS, OtherLayoutError, QuantisedFiles, UnreadableError, quantisation_of
 from radixkv.model.supported import check_supported
 from radixkv.model.weights.deferred import BlockFile, CheckpointFiles, DeferredWeights, build_without_weights
@@ -139,7 +139,7 @@ def _memory_errors(folder: Path) -> Iterator[None]:
     try:
         yield
     except (RuntimeError, MemoryError) as error:
-        if not is_lack_of_memory(error):
+        if not is_out_of_memory(error):
             raise
         raise ModelLoadError(f"{folder}: there is too little memory for its weights: {_reason(error)}") from error
 
@@ -173,7 +173,7 @@ def _files(paths: Sequence[Path]) -> CheckpointFiles | None:
 def _load_all(folder: Path, paths: Sequence[Path], config: Any, dtype: torch.dtype) -> transformers.PreTrainedModel:
     """A model with its weights in memory, none of them integers."""
     with _damage_errors(folder, *_OF_CONFIG):
-        model = load_whole(str(folder), dtype, config)
+        model = load_whole(folder, dtype, config)
     integers = CheckpointFiles(paths).integers() if paths[0].exists() else integers_of_torch(folder)
     refuse_integers(folder, integers, model)
     return model
@@ -215,7 +215,7 @@ def _open_quantised(
         # Of a method that it does not know, it would make up the weights.
         if AutoHfQuantizer.supports_quant_method(dict(quantisation)):
             with _memory_errors(folder):
-                return load_whole(str(folder), dtype, config), None
+                return load_whole(folder, dtype, config), None
     except (ImportError, ValueError, *_OF_DAMAGE) as error:
         refusal = error
     raise ModelLoadError(

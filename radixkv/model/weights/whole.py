@@ -44,7 +44,7 @@ def model_class(config: Any) -> Any:
 
 
 def load_whole(
-    folder: str, dtype: torch.dtype, config: Any, gguf_file: str | None = None
+    folder: Path, dtype: torch.dtype, config: Any, gguf_file: str | None = None
 ) -> transformers.PreTrainedModel:
     """What transformers loads, with all weights in memory; a warning names what the files have besides.
 
@@ -61,7 +61,7 @@ def load_whole(
         OSError, ValueError, KeyError: as transformers raises them.
     """
     model, info = model_class(config).from_pretrained(
-        folder,
+        str(folder),
         dtype=dtype,
         output_loading_info=True,
         gguf_file=gguf_file,
@@ -71,7 +71,18 @@ def load_whole(
         ignore_mismatched_sizes=True,
         trust_remote_code=False,
     )
-    source = folder if gguf_file is None else str(Path(folder) / gguf_file)
+    _check_loaded(model, info, folder if gguf_file is None else folder / gguf_file)
+    loaded: transformers.PreTrainedModel = model
+    return loaded
+
+
+def _check_loaded(model: transformers.PreTrainedModel, info: Mapping[str, Any], source: Path) -> None:
+    """Refuse a model whose weights are not all those of its files; a warning names tensors that are left out.
+
+    Args:
+        info: transformers' report on the loading.
+        source: the folder or the file that was loaded.
+    """
     missing = sorted(info["missing_keys"])
     unexpected = sorted(name for name in info["unexpected_keys"] if not _MASK.fullmatch(name))
     scales = [name for name in unexpected if _OF_QUANTISED.fullmatch(name.rpartition(".")[2])]
@@ -96,8 +107,6 @@ def load_whole(
             type(model).__name__,
             unexpected[0],
         )
-    loaded: transformers.PreTrainedModel = model
-    return loaded
 
 
 def refuse_integers(folder: Path, integers: Mapping[str, str], model: transformers.PreTrainedModel) -> None:

@@ -1,4 +1,4 @@
-"""What is raised where memory is lacking."""
+"""Errors that are raised where memory is lacking."""
 
 from __future__ import annotations
 
@@ -7,6 +7,6 @@ import torch
 _OF_CPU = "DefaultCPUAllocator: can't allocate memory"
 
 
-def is_lack_of_memory(error: Exception) -> bool:
+def is_out_of_memory(error: Exception) -> bool:
     """Whether this was raised for lack of memory: for a CPU's, torch has no error class of its own."""
     return isinstance(error, torch.OutOfMemoryError | MemoryError) or _OF_CPU in str(error)
