@@ -4,7 +4,7 @@ Each format is read into one description, `QuantisedMatrix`, which native code k
 turned into floats elsewhere. Which weights are quantised, the files' tensors say, not lists of modules. One idea a file::
 
     matrix              codes, scales, zero points: what all formats come to
-    words               integers of a few bits in words of 32
+    packed_integers     integers of a few bits in words of 32
     tensors             the tensors of one module, and what is refused of them
     gptq                GPTQ: packed along inputs
     awq                 AWQ: packed along outputs, in an order of its own

@@ -18,8 +18,8 @@ from typing import Any
 import torch
 
 from radixkv.model.quantised.matrix import QuantisedMatrix
+from radixkv.model.quantised.packed_integers import unpack
 from radixkv.model.quantised.tensors import FLOATS, ModuleTensors, StoredMatrix, UnreadableError
-from radixkv.model.quantised.words import unpack
 
 _BITS = 4
 _POSITIONS = (0, 4, 1, 5, 2, 6, 3, 7)

@@ -26,8 +26,8 @@ import torch
 
 from radixkv.model.quantised import float8
 from radixkv.model.quantised.matrix import QuantisedMatrix
+from radixkv.model.quantised.packed_integers import BITS, bits_of, num_words, unpack
 from radixkv.model.quantised.tensors import ModuleTensors, StoredMatrix, UnreadableError
-from radixkv.model.quantised.words import BITS, bits_of, num_words, unpack
 
 _LAYOUTS = ("pack-quantized", "int-quantized", "float-quantized", "naive-quantized")
 # Those of single groups, and of weights that are not quantised.

@@ -35,8 +35,8 @@ class QuantisedFiles(CheckpointFiles):
     Raises:
         OSError, SafetensorError: the files cannot be read.
         OtherLayoutError: they are of a layout that is not read here.
-        UnreadableError: not all of the model's parameters are there, as the format says; there is more of a module than
-            the format knows of; or what is tied is stored twice with other numbers.
+        UnreadableError: not all of the model's parameters are there, as the format says; a module has more tensors than the
+            format defines; or what is tied is stored twice with other numbers.
     """
 
     has_blocks = True
@@ -50,6 +50,11 @@ class QuantisedFiles(CheckpointFiles):
         self._dtype = model.dtype
         self._matrices: dict[str, StoredMatrix] = {}
         self._method.check_config(quantisation)
+        missing, known = self._find_all(model)
+        self._check_others(paths[0].parent, model, missing, known)
+
+    def _find_all(self, model: transformers.PreTrainedModel) -> tuple[list[str], set[str]]:
+        """The parameters that are not there, and the tensors that buffers and all other parameters are made of."""
         parameters = {name for name, _ in model.named_parameters(remove_duplicate=False)}
         known: set[str] = {name for name in model.state_dict() if name not in parameters}  # buffers
         missing: list[str] = []
@@ -67,6 +72,12 @@ class QuantisedFiles(CheckpointFiles):
             found = self._find(model, name, parameter)
             known |= found
             missing += [] if found else [name]
+        return missing, known
+
+    def _check_others(
+        self, folder: Path, model: transformers.PreTrainedModel, missing: list[str], known: set[str]
+    ) -> None:
+        """Refuse a checkpoint that lacks parameters, or has other tensors of the model's modules; the log names the rest."""
         modules = {name for name, _ in model.named_modules()}
         others = [name for name in self._files if name not in known and not self._is_ignored(model, name)]
         strays = [name for name in others if name.rpartition(".")[0] in modules]
@@ -81,7 +92,7 @@ class QuantisedFiles(CheckpointFiles):
         if others:
             _log.info(
                 "%s: %d tensors are no part of the model and are not read: %s, ...",
-                paths[0].parent,
+                folder,
                 len(others),
                 others[0],
             )

@@ -24,8 +24,8 @@ import numpy as np
 import torch
 
 from radixkv.model.quantised.matrix import QuantisedMatrix
+from radixkv.model.quantised.packed_integers import BITS, bits_of, num_words, unpack
 from radixkv.model.quantised.tensors import FLOATS, ModuleTensors, StoredMatrix, UnreadableError
-from radixkv.model.quantised.words import BITS, bits_of, num_words, unpack
 
 # A one for each integer of a word.
 _ONES = MappingProxyType({2: 0x55555555, 4: 0x11111111, 8: 0x01010101})

@@ -41,7 +41,7 @@ class ModuleTensors:
         module: name of the module.
 
     Attributes:
-        used: names of the tensors that were asked for.
+        used: names of the tensors whose shape or type was read.
     """
 
     def __init__(self, files: Mapping[str, Any], module: str) -> None:

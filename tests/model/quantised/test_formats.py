@@ -26,7 +26,7 @@ from support.quantised_checkpoints import (
 )
 
 from radixkv.model.quantised import QuantisedFiles, UnreadableError
-from radixkv.model.quantised.words import unpack
+from radixkv.model.quantised.packed_integers import unpack
 from radixkv.model.weights.deferred import build_without_weights
 from radixkv.model.weights.paths import safetensors_of
 
