@@ -13,9 +13,9 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-# How often a thread of OpenMP looks whether others are done before it sleeps: for some twenty microseconds, longer than most
-# pauses within a step. By default it looks for milliseconds, and beside other programs keeps a core from those that it waits
-# for (docs/benchmarks/cpu.md).
+# How often a thread of OpenMP checks whether others are done before it sleeps: for some twenty microseconds, longer than most
+# pauses within a step. By default it spins for milliseconds, and beside other programs takes a core from the threads that it
+# waits for (docs/benchmarks/cpu.md).
 _SPIN_COUNT = "1000"
 _SPIN_SETTINGS = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")
 

@@ -89,7 +89,7 @@ def apply_fields(fields: Fields, config: Any) -> None:
             `radixkv.model.gguf.rotation`'s.
 
     Raises:
-        UnreadableGgufError: a model of this configuration does not know what a field says.
+        UnreadableGgufError: a model of this configuration cannot compute what a field says.
     """
     for name, neutral in _NEUTRAL.items():
         value = fields.get(name)

@@ -1,7 +1,7 @@
 """A GGUF file as a folder that transformers reads a configuration and a tokenizer from, with its weights in their own blocks.
 
-Weights stay as they are, but for the order of rows, where GGUF has another one than transformers: transformers' own converter
-tells which. What this converter changes in other ways, such as norms that one is added to, is converted as floats.
+Weights stay as they are, but for the order of rows, which is changed as transformers' own converter changes it. What this
+converter changes in other ways, such as norms that one is added to, is converted as floats.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ from transformers.modeling_gguf_pytorch_utils import (
 
 from radixkv.model.gguf.conversion import UnreadableGgufError
 from radixkv.model.gguf.fields import Fields, apply_fields, check_rotary_dim
-from radixkv.model.gguf.rotation import IS_ROTATION, apply_scaling
+from radixkv.model.gguf.rotation import apply_scaling, is_rotation
 from radixkv.model.supported import check_supported
 from radixkv.model.weights.deferred import build_without_weights
 
@@ -91,7 +91,7 @@ def _check_unread(reader: gguf.GGUFReader, model: transformers.PreTrainedModel, 
     """
     for tensor in reader.tensors:
         # transformers names tensors of experts without the last part.
-        if tensor.name in names or tensor.name.removesuffix(".weight") in names or IS_ROTATION(tensor.name):
+        if tensor.name in names or tensor.name.removesuffix(".weight") in names or is_rotation(tensor.name):
             continue
         if tensor.name.startswith(_OTHER_MODALITIES):
             continue

@@ -14,10 +14,9 @@ from radixkv.model.gguf.conversion import UnreadableGgufError
 from radixkv.model.gguf.fields import Fields
 
 _FACTORS = "rope_freqs.weight"
-IS_ROTATION = re.compile(
+_ROTATION_TENSORS = re.compile(
     r"rope_freqs\.weight|(blk\.\d+\.)?rope_factors_(long|short)\.weight|blk\.\d+\.attn_rot_embd.*"
-).fullmatch
-"""Whether a tensor of this name says how embeddings are rotated: read here, or what the rotary base says already."""
+)
 # Parameters of Llama 3.1 and later, from which llama.cpp's converter makes factors. The largest is the model's own.
 _LLAMA3 = MappingProxyType({"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192})
 # Architectures whose rotary embeddings transformers and llama.cpp scale alike, by the type of scaling.
@@ -28,6 +27,11 @@ _SCALED_ALIKE = MappingProxyType(
         "yarn": ("llama", "qwen2", "qwen2moe", "qwen3", "qwen3moe"),
     }
 )
+
+
+def is_rotation(tensor_name: str) -> bool:
+    """Whether a tensor of this name says how embeddings are rotated: read here, or what the rotary base says already."""
+    return _ROTATION_TENSORS.fullmatch(tensor_name) is not None
 
 
 def apply_scaling(reader: gguf.GGUFReader, fields: Fields, config: Any) -> None:

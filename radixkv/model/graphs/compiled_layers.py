@@ -44,7 +44,7 @@ def opaque_attention(
 ) -> torch.Tensor:
     """The running batch's attention, as an operator that the compiler does not trace.
 
-    It writes into the pool, a mutation that the compiler does not know: later reads of a key there depend on this output.
+    It writes into the pool, which is not declared to the compiler: later reads of a key there depend on this output.
 
     Args:
         layer_idx: a tensor on the CPU with one number: a plain number would be a constant, with one compilation per layer.

@@ -1,21 +1,21 @@
 """A model's own modules replaced, where they are of a known pattern, by ones that run native code on a CPU.
 
-No model is rewritten: a module is replaced only after its replacement gave the same result for random input, so a pattern
-need not know every model that it fits, and what it does not fit stays as transformers made it. One pattern per file::
+No model is rewritten: a module is replaced only after its replacement gave the same result for random input. So a pattern
+lists no models, and a module that it does not fit stays as transformers made it. One pattern per file::
 
-    linear      nn.Linear: weights packed into panels
-    embedding   nn.Embedding, where it has the weights of the output head
-    norm        RMS norms, whatever class they are of
-    mlp         down(activation(gate(x)) * up(x))
-    experts     those of such MLPs that were chosen for a token
-    weights     as they are, quantised, or in the blocks of their file
-    panel_cache quantised weights on disk
-    attention   query, key and value projected at once, normed and turned in place, attended, projected
-    layer       a decoder layer, of all these
-    layer_chains layers that are computed in one call
-    last_layer  the rows of it that are wanted
-    functional_weight weights that other modules multiply by
-    replace     finds the modules, compares, replaces
+    replace             finds the modules, compares, replaces
+    linear              nn.Linear: weights packed into panels
+    embedding           nn.Embedding, where it has the weights of the output head
+    norm                RMS norms, whatever class they are of
+    mlp                 down(activation(gate(x)) * up(x))
+    experts             those of such MLPs that were chosen for a token
+    attention           query, key and value projected at once, normed and turned in place, attended, projected
+    layer               a decoder layer, of all these
+    layer_chains        layers that are computed in one call
+    last_layer          the rows of the last one that are wanted
+    functional_weight   weights that other modules multiply by
+    weights             how weights are kept: as they are, quantised, or in the blocks of their file
+    panel_cache         quantised weights on disk
 """
 
 from radixkv.model.native.last_layer import nan_in_other_rows

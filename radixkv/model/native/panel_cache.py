@@ -34,7 +34,7 @@ class PanelCache:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._refuses = False
+        self._is_writable = True
 
     @staticmethod
     def key(weights: Sequence[torch.Tensor], quantization: str, activation: str | None) -> str:
@@ -65,8 +65,8 @@ class PanelCache:
         return panels
 
     def write(self, key: str, panels: torch.Tensor) -> None:
-        """Keep panels. If the disk refuses, a warning says so once, and it is not asked again."""
-        if self._refuses:
+        """Keep panels. If they cannot be written, a warning says so once, and no others are."""
+        if not self._is_writable:
             return
         path = self._path(key)
         temporary = None
@@ -81,7 +81,7 @@ class PanelCache:
             _log.warning("quantised weights cannot be kept in %s (%s): they are made again next time", path, error)
             if temporary is not None:
                 Path(temporary).unlink(missing_ok=True)
-            self._refuses = True
+            self._is_writable = False
 
     def _path(self, key: str) -> Path:
         return self._folder / f"{key}.safetensors"

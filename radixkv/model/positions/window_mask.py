@@ -58,7 +58,7 @@ def window_of(sliding_window: int | None, mask: torch.Tensor | None) -> int | No
 
 
 def is_masked(window: int) -> bool:
-    """Whether any mask that the model has asked for within `noting_windows` has this window."""
+    """Whether any mask that was made for the model within `noting_windows` has this window."""
     return window in _windows.get()
 
 

@@ -30,7 +30,7 @@ class DeferredRotation(nn.Module):
         options: those of `radixkv.model.attention_function.OPTIONS` that the module gives its attention function.
 
     Attributes:
-        rotate_first: rotate here, for attention functions that know nothing of it.
+        rotate_first: rotate here, for attention functions that take no ``rotary``.
         rotary_dim: dimensions of a head that are rotated; 0: not known yet.
     """
 

@@ -42,7 +42,7 @@ def error_in_tolerances(replacement: nn.Module, original: nn.Module, probe: Prob
     expected, expected_attended = _run(original, args, kwargs, probe)
     try:
         given, attended = _run(replacement, args, kwargs, probe)
-    # The original is called in a way that the pattern does not know, or its parts do not fit together in that way.
+    # The original is called in a way that the pattern does not support, or its parts do not fit together in that way.
     except (TypeError, ValueError, AttributeError, RuntimeError):
         return math.inf
     if [heads.shape for heads in attended] != [heads.shape for heads in expected_attended]:

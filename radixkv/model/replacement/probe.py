@@ -25,7 +25,7 @@ TOKEN_SIZES = (1e-3, 0.1, 1.0, 4.0, 16.0)
 
 @dataclass(slots=True)
 class Probe:
-    """What a model's modules were seen to do within `probe_attention`.
+    """What a model's modules were observed to do within `probe_attention`.
 
     Attributes:
         options: those of `OPTIONS` that each layer, by its index, gives its attention function; not of layers that give it
@@ -85,7 +85,7 @@ def compute_a_few_tokens(model: transformers.PreTrainedModel) -> None:
     """
     count = len(TOKEN_SIZES)
     tokens = torch.arange(1, count + 1, device=model.device).unsqueeze(0)
-    # As far apart as they can be: rotation makes a difference, and some models scale queries at far positions only.
+    # Rotation makes a difference there, and some models scale queries at far positions only.
     longest = getattr(model.config.get_text_config(), "max_position_embeddings", None) or 2**12
     with errors_of_model(model):
         model(input_ids=tokens, position_ids=tokens * ((longest - 1) // count), use_cache=False)

@@ -20,7 +20,7 @@ from radixkv.memory.pages import madvise
 from radixkv_cpu import Weight
 
 LARGE_PAGE = 2 << 20
-# Linux 6.1 or later puts memory into large pages at once; before, it does so in time, where it has been asked to.
+# Linux 6.1 or later puts memory into large pages at once, by the second advice; older ones do so later, by the first.
 _MADV_HUGEPAGE, _MADV_COLLAPSE = 14, 25
 
 # Memory cannot be taken from the system while a page becomes large: for each second of that, so many are left to others.
