@@ -64,7 +64,6 @@ class Document:
                 self._position, self._num_differing = position, 0
                 draft = self._from(position, max_tokens, k)
                 break
-        self._index(len(self._tokens))
         return draft
 
     def _realigned(self, sequence: Sequence[int], num_new: int, max_tokens: int) -> Draft:
@@ -73,7 +72,6 @@ class Document:
             return NO_DRAFT
         self._num_differing += num_new
         if self._num_differing > _MAX_DIFFERING:
-            self._position = None
             return NO_DRAFT
         tokens, last = self._tokens, sequence[-2:]
         replaced, strength = self._position + num_new, REALIGNED
@@ -90,8 +88,6 @@ class Document:
 
     def _find(self, sequence: Sequence[int], k: int) -> int | None:
         """The position behind the last occurrence of the sequence's last ``k`` tokens, if the text goes on there."""
-        if len(sequence) < k:
-            return None
         last = sequence[-k:]
         position = self._tables[k].get(kgram_hash(last))
         if position < k or position >= len(self._tokens) or self._tokens[position - k : position] != last:
@@ -101,10 +97,7 @@ class Document:
     def _index(self, stop: int) -> None:
         """Note the runs that end before ``stop``."""
         self._make_room(stop)
-        start = self._num_indexed
-        if stop <= start:
-            return
-        self._num_indexed = stop
+        start, self._num_indexed = self._num_indexed, stop
         tokens = self._tokens
         if stop - start < _FEW_TOKENS:
             for k, table in self._tables.items():

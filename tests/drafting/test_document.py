@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -28,13 +31,16 @@ def test_a_table_holds_the_last_place_of_a_run_in_bounded_memory() -> None:
     assert table.get(8) == 9
 
 
-@given(text=st.lists(st.integers(0, 3), min_size=1, max_size=60), max_tokens=st.integers(1, 9))
-def test_a_draft_is_what_followed_the_longest_run_that_is_found(text: list[int], max_tokens: int) -> None:
-    """Token by token, as a sequence grows; the runs are checked against a search through the whole text."""
+@given(
+    chunks=st.lists(st.lists(st.integers(0, 3), min_size=1, max_size=24), min_size=1, max_size=8),
+    max_tokens=st.integers(1, 9),
+)
+def test_a_draft_is_what_followed_the_longest_run_that_is_found(chunks: list[list[int]], max_tokens: int) -> None:
+    """As a sequence grows by a few tokens or many; the runs are checked against a search through the whole text."""
     tokens: list[int] = []
     document = Document(tokens)
-    for token in text:
-        tokens.append(token)
+    for chunk in chunks:
+        tokens += chunk
         draft = document.draft(tokens, max_tokens)
         if draft.strength not in RUN_LENGTHS or not draft.token_ids:
             continue
@@ -47,6 +53,40 @@ def test_a_draft_is_what_followed_the_longest_run_that_is_found(text: list[int],
         assert not longer
 
 
+@pytest.mark.parametrize("length", [1, 15, 16, 17, 40])
+def test_a_text_that_grows_in_parts_is_indexed_as_a_whole_one_is(length: int) -> None:
+    """Its runs across the ends of parts, too."""
+    text = list(range(100, 220))
+    whole, tokens = Document(text), []
+    document = Document(tokens)
+    for start in range(0, len(text), length):
+        tokens += text[start : start + length]
+        document.draft(text[:1], 4)
+    for end in range(8, len(text)):
+        assert document.draft(text[end - 8 : end], 4) == whole.draft(text[end - 8 : end], 4)
+
+
+class CountedTokens(list[int]):
+    """Counts the tokens that are read in slices."""
+
+    num_read = 0
+
+    def __getitem__(self, index: Any) -> Any:
+        found = super().__getitem__(index)
+        self.num_read += len(found) if isinstance(index, slice) else 1
+        return found
+
+
+def test_a_text_is_indexed_once_as_it_grows() -> None:
+    """When its tables double, too: all in all that reads as much again."""
+    tokens = CountedTokens()
+    document = Document(tokens)
+    for token in range(2000):
+        tokens.append(token)
+        document.draft(tokens, 4)
+    assert tokens.num_read < 100 * len(tokens)
+
+
 def test_a_run_of_two_is_enough_and_the_last_one_counts() -> None:
     tokens = [1, 2, 3, 9, 1, 2, 4, 9, 1, 2]
     assert Document(tokens).draft(tokens, 3) == ([4, 9, 1], 2)
@@ -56,7 +96,7 @@ def test_a_prediction_begins_at_its_beginning_and_goes_on_behind_a_changed_token
     prediction = [10, 11, 12, 13, 14, 15, 16, 17, 18, 19]
     document = Document(prediction, begins=True)
     tokens = [1, 2, 3]
-    assert document.draft(tokens, 4).token_ids == [10, 11, 12, 13]
+    assert document.draft(tokens, 4) == ([10, 11, 12, 13], 8)
     tokens += [10, 11, 12, 99]  # instead of 13
     assert document.draft(tokens, 4) == ([14, 15, 16, 17], REALIGNED)
     tokens += [14, 15]
@@ -81,14 +121,65 @@ def test_where_tokens_were_inserted_or_left_out_the_text_goes_on_behind_the_last
     assert document.draft(tokens, 4) == ([21, 22, 23, 24], NEAR_PAIR)
 
 
-def test_a_place_is_given_up_where_nothing_matches_any_more() -> None:
-    document = Document([10, 11, 12, 13, 14, 15, 16, 17, 18, 19], begins=True)
-    tokens = [1]
+def test_a_prediction_begins_at_its_beginning_whatever_the_prompt_ends_with() -> None:
+    document = Document([10, 11, 12, 13, 14, 15], begins=True)
+    assert document.draft([1, 12, 13], 3) == ([10, 11, 12], 8)
+
+
+# What the text has from index 20 on, instead of 20, 21 and so on; and how it goes on behind the tokens 10 to 19, 99 there:
+# where in the text, and for what reason.
+@pytest.mark.parametrize(
+    ("others", "expected"),
+    [
+        ({}, (21, REALIGNED)),
+        ({4: 99}, (25, NEAR_TOKEN)),
+        ({1: 99, 6: 99}, (22, NEAR_TOKEN)),
+        ({-3: 99, 1: 99}, (22, NEAR_TOKEN)),
+        ({1: 99, 6: 19, 7: 99}, (28, NEAR_PAIR)),
+        ({-3: 99}, (18, NEAR_TOKEN)),
+        ({-4: 99}, (21, REALIGNED)),
+        ({-19: 99}, (21, REALIGNED)),
+        ({15: 99}, (36, NEAR_TOKEN)),
+        ({16: 99}, (21, REALIGNED)),
+    ],
+)
+def test_the_place_nearest_to_where_the_text_was_is_taken(others: dict[int, int], expected: tuple[int, int]) -> None:
+    text = list(range(40))
+    for index, token in others.items():
+        text[20 + index] = token
+    document = Document(text)
+    tokens = text[18:20]
+    document.draft(tokens, 3)
+    tokens += [99]
+    position, strength = expected
+    assert document.draft(tokens, 3) == (text[position : position + 3], strength)
+
+
+def test_a_place_at_the_end_of_the_text_is_none() -> None:
+    text = [*range(10), 99]
+    document = Document(text)
+    tokens = [1, 4, 5]
+    document.draft(tokens, 3)
+    tokens += [99]
+    assert document.draft(tokens, 3) == ([7, 8, 9], REALIGNED)
+
+
+def test_a_place_is_given_up_where_nothing_matches_any_more_until_something_does() -> None:
+    text = list(range(100, 140))
+    document = Document(text)
+    tokens = [*text[10:20]]
     document.draft(tokens, 4)
-    for token in range(50, 60):
-        tokens.append(token)
-        last = document.draft(tokens, 4)
-    assert not last.token_ids
+    for num_differing in range(1, 12):
+        tokens.append(num_differing)
+        draft = document.draft(tokens, 4)
+        if num_differing <= 8:
+            assert draft == (text[20 + num_differing :][:4], REALIGNED)
+        else:
+            assert not draft.token_ids
+    tokens += text[4:8]
+    assert document.draft(tokens, 4) == (text[8:12], 4)
+    tokens.append(1)
+    assert document.draft(tokens, 4) == (text[9:13], REALIGNED)
 
 
 def test_a_long_text_is_indexed_at_once_and_bounded() -> None:
