@@ -1,9 +1,9 @@
 """Beam search over block tables: which continuations keep running, which are finished.
 
 The rules are those of transformers' `generate` (``early_stopping=False``), so that results are equal: of all beams'
-continuations the best ``2 x width`` are candidates; those that end among the best ``width`` compete for the ``width``
-finished beams by ``score / length ** length_penalty``; the best ``width`` of the rest keep running; the search ends when no
-running beam, scored at its present length, beats the worst finished one.
+continuations the best ``2 x width`` are candidates, or ``(1 + end tokens) x width`` if that is more; those that end among
+the best ``width`` compete for the ``width`` finished beams by ``score / length ** length_penalty``; the best ``width`` of the
+rest keep running; the search ends when no running beam, scored at its present length, beats the worst finished one.
 
 Blocks are the engine's: it forks and closes block tables by `Continuation.parent`.
 """

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import math
+import random
 from typing import Any
 
 import pytest
@@ -53,6 +55,75 @@ def test_a_beam_as_wide_as_all_continuations_finds_the_best_of_all() -> None:
     found = search.results()
     assert [tuple(beam.token_ids) for beam in found[:10]] == best[:10]
     assert found[0].history[-1].score == pytest.approx(every[best[0]], abs=1e-5)
+
+
+def plain_search(
+    logprobs: list[list[list[float]]], params: BeamSearchParams, length: int, ends: frozenset[int]
+) -> list[tuple[tuple[int, ...], float]]:
+    """The tokens and penalized scores of a search that sorts all continuations in each step.
+
+    Args:
+        logprobs: by step, last token and next token.
+    """
+    width, penalty = params.beam_width, params.length_penalty
+    running: list[tuple[tuple[int, ...], float]] = [((), 0.0)]
+    finished: list[tuple[tuple[int, ...], float]] = []
+    for step in range(1, length + 1):
+        every = [
+            ((*path, token), score + logprob)
+            for path, score in running
+            for token, logprob in enumerate(logprobs[step - 1][path[-1] if path else 0])
+            if logprob > -math.inf
+        ]
+        every.sort(key=lambda beam: -beam[1])
+        running = []
+        for rank, (path, score) in enumerate(every[: max(2, 1 + len(ends)) * width]):
+            if path[-1] not in ends and step < length:
+                running.append((path, score))
+            elif rank < width:
+                finished.append((path, score / step**penalty))
+        running = running[:width]
+        finished = sorted(finished, key=lambda beam: -beam[1])[:width]
+        if not running or (len(finished) == width and running[0][1] / step**penalty <= finished[-1][1]):
+            break
+    return finished
+
+
+def test_the_beams_are_those_of_a_search_that_sorts_all_continuations() -> None:
+    for seed in range(150):
+        draw = random.Random(seed)
+        vocab_size, width, length = draw.randint(2, 7), draw.randint(1, 4), draw.randint(1, 8)
+        ends = frozenset(range(draw.randint(0, 3)))
+        num_logprobs = draw.choice([None, 0, 2, 9])
+        params = BeamSearchParams(
+            beam_width=width,
+            max_tokens=length,
+            length_penalty=draw.choice([-1.0, 0.0, 1.0, 4.0]),
+            logprobs=num_logprobs,
+            temperature=0.5,
+        )
+        generator = torch.Generator().manual_seed(seed)
+        # Of another matrix in each step, no two paths have equal scores.
+        model = torch.randn(length, vocab_size, vocab_size, generator=generator)
+        model[..., : len(ends)] += draw.choice([0.0, 1.0])
+        ruled_out = torch.rand(model.shape, generator=generator) < 0.2
+        ruled_out[..., -1] = False
+        model[ruled_out] = -math.inf
+        search, last = BeamSearch(params, length, ends), [0]
+        for logits in model:
+            last = [continuation.token_id for continuation in search.advance(logits[last])]
+            if not last:
+                break
+        assert not last
+        found = search.results()
+        expected = plain_search((model.double() / 0.5).log_softmax(-1).tolist(), params, length, ends)
+        assert [tuple(beam.token_ids) for beam in found] == [tokens for tokens, _ in expected], seed
+        assert [beam.penalized_score for beam in found] == pytest.approx([score for _, score in expected], abs=1e-4)
+        for beam in found:
+            assert beam.finish_reason == ("stop" if beam.token_ids[-1] in ends else "length")
+            for excluded, before, step in zip(ruled_out, [0, *beam.token_ids], beam.history, strict=False):
+                num_possible = int((~excluded[before]).sum())
+                assert len(step.top_logprobs) == min(num_logprobs or 0, num_possible)
 
 
 def test_the_length_penalty_prefers_long_or_short_beams() -> None:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from radixkv.sampling import exponential, host_draw
 from radixkv.sampling.logit_changes import LogitChanges
-from radixkv.sampling.logprobs import with_logprobs
+from radixkv.sampling.logprobs import SampledToken, with_logprobs
 from radixkv.sampling.penalties import TokenCounts
 from radixkv.sampling.sampler import SamplingState, changed_logits, sample
 from radixkv.sampling.variates import SamplingRow, exponential_variates, rng_states
@@ -256,6 +256,20 @@ def test_logprobs_are_the_models_own_from_before_all_changes() -> None:
     assert token.logprob == pytest.approx(float(expected[9]), abs=1e-5)
     assert [entry[0] for entry in token.top_logprobs[:3]] == expected.topk(3).indices.tolist()
     assert token.top_logprobs[-1][2] == int((expected > expected[9]).sum()) + 1
+
+
+def test_only_rows_that_ask_for_them_have_logprobs() -> None:
+    states = [sampling_state(SamplingParams(temperature=0.0, logprobs=logprobs)) for logprobs in (None, 0, None)]
+    plain, described, last = sample(torch.tensor([[1.0, 2.0], [2.0, 1.0], [1.0, 2.0]]), states)
+    assert (plain, last) == (SampledToken(1), SampledToken(1))
+    assert described.logprob == pytest.approx(-0.3132617)
+    assert [(token_id, rank) for token_id, _, rank in described.top_logprobs] == [(0, 1)]
+
+
+def test_logits_that_nothing_changes_are_not_copied() -> None:
+    logits = torch.randn(2, 9)
+    states = [sampling_state(SamplingParams()), sampling_state(SamplingParams(temperature=0.0))]
+    assert changed_logits(logits, states, [(), ()]) is logits
 
 
 @pytest.mark.parametrize(
