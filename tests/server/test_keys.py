@@ -83,6 +83,8 @@ def test_a_file_is_read_with_all_its_fields(tmp_path: Path) -> None:
         ("[keys.ann]\nSHA\nexpires = 'soon'", "keys.ann.expires: expected a date and time or None, got 'soon'"),
         ("[keys.ann]\nSHA\n[keys.bob]\nSHA", "keys.bob: the same key as keys.ann"),
         ('[keys."a\\nb"]\nSHA', "expected a name of up to 64 printable ASCII characters"),
+        (f"[keys.{'a' * 65}]\nSHA", "expected a name of up to 64 printable ASCII characters"),
+        ('[keys.""]\nSHA', "expected a name of up to 64 printable ASCII characters"),
     ],
 )
 def test_a_bad_file_is_refused_by_name(tmp_path: Path, text: str, message: str) -> None:
@@ -94,13 +96,15 @@ def test_a_bad_file_is_refused_by_name(tmp_path: Path, text: str, message: str) 
 
 
 def test_a_key_is_made_and_shown_once(tmp_path: Path) -> None:
-    result = CliRunner().invoke(app, ["keys", "new", "ann-2"])
-    assert result.exit_code == 0
-    key = result.stdout.splitlines()[0].split()[-1]
-    assert read_keys_file(keys_file(tmp_path / "keys.toml", result.stdout)) == {"ann-2": entry(key)}
+    for name in ("ann-2", "a" * 64):
+        result = CliRunner().invoke(app, ["keys", "new", name])
+        assert result.exit_code == 0
+        key = result.stdout.splitlines()[0].split()[-1]
+        assert read_keys_file(keys_file(tmp_path / "keys.toml", result.stdout)) == {name: entry(key)}
     assert len(new_key()) > 40
     assert new_key() != new_key()
-    assert isinstance(CliRunner().invoke(app, ["keys", "new", "a b"]).exception, ValueError)
+    for name in ("a b", "a" * 65):
+        assert isinstance(CliRunner().invoke(app, ["keys", "new", name]).exception, ValueError)
 
 
 def test_keys_authenticate_their_tenants_until_they_expire_or_are_replaced() -> None:
