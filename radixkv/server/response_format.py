@@ -8,7 +8,7 @@ from pydantic import Field
 
 from radixkv.sampling_params import StructuredOutputsParams
 from radixkv.server.strict import StrictModel
-from radixkv.tools.grammar import closed_schema
+from radixkv.tools.closed_schema import closed_schema
 
 _MAX_STRUCTURES = 128
 # vLLM's older fields, each named after an argument of `StructuredOutputsParams`.

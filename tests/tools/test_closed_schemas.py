@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from radixkv.tools.grammar import closed_schema
+from radixkv.tools.closed_schema import closed_schema
 
 INTEGER = {"type": "integer"}
 OPEN = {"type": "object", "properties": {"a": INTEGER}}

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from radixkv.tools.closed_schema import ANNOTATIONS
 from radixkv.tools.definitions import Tool
 from radixkv.tools.formats.argument_values import described_properties, value_before
 from radixkv.tools.formats.element_syntax import KEY, Members, Nested, ValueFrames
 from radixkv.tools.formats.schema_kinds import SchemaKinds, is_string, names_kind, names_members
-from radixkv.tools.grammar import ANNOTATIONS, GrammarWriter, escaped
+from radixkv.tools.grammar import GrammarWriter, escaped
 
 _OF_OBJECTS = frozenset({"type", "properties", "required", "additionalProperties", *ANNOTATIONS})
 _OF_LISTS = frozenset({"type", "items", *ANNOTATIONS})

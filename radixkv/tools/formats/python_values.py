@@ -6,10 +6,11 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
+from radixkv.tools.closed_schema import ANNOTATIONS
 from radixkv.tools.definitions import Tool
 from radixkv.tools.formats.argument_values import with_definitions
 from radixkv.tools.formats.schema_kinds import SchemaKinds, named_values
-from radixkv.tools.grammar import ANNOTATIONS, GrammarWriter
+from radixkv.tools.grammar import GrammarWriter
 
 WORDS: Mapping[Any, str] = MappingProxyType({True: "True", False: "False", None: "None"})
 # A string between single quotes; between double quotes it is JSON.

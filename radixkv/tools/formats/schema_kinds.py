@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
-from radixkv.tools.grammar import ANNOTATIONS
+from radixkv.tools.closed_schema import ANNOTATIONS
 
 _NAMES_OF_TYPES: Mapping[type, Sequence[str]] = MappingProxyType(
     {
