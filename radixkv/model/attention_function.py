@@ -19,8 +19,8 @@ from radixkv.model.silence import silence_transformers
 
 # The names in transformers of the engine's attention function, and the one that `attention_by` gives.
 ATTENTION_NAME = "radixkv"
-PROBE_NAME = "radixkv_probe"
-OWN_NAMES = frozenset({ATTENTION_NAME, PROBE_NAME})
+_PROBE_NAME = "radixkv_probe"
+OWN_NAMES = frozenset({ATTENTION_NAME, _PROBE_NAME})
 # Arguments of an attention function that describe a layer, besides what changes with every batch.
 OPTIONS = ("scaling", "softcap", "sliding_window", "s_aux")
 # Tensors that it may be given besides: they do not change how a token attends to those before it.
@@ -86,7 +86,7 @@ def attention_by(model: transformers.PreTrainedModel, attend: Callable[..., torc
     """Within, the model attends by this function, in this thread; then each part again by the one that it had."""
     parts = [part for part in model.modules() if isinstance(part, transformers.PreTrainedModel)]
     before = [(part.config, part.config._attn_implementation) for part in parts]
-    set_attention(model, PROBE_NAME)
+    set_attention(model, _PROBE_NAME)
     token = _attend.set(attend)
     try:
         with noting_windows():
@@ -123,5 +123,5 @@ def _probe(*args: Any, **options: Any) -> tuple[torch.Tensor, None]:
 
 
 AttentionInterface.register(ATTENTION_NAME, _attend_in_batch)
-AttentionInterface.register(PROBE_NAME, _probe)
-AttentionMaskInterface.register(PROBE_NAME, make_mask)
+AttentionInterface.register(_PROBE_NAME, _probe)
+AttentionMaskInterface.register(_PROBE_NAME, make_mask)

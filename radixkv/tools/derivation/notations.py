@@ -50,7 +50,7 @@ class WrittenArguments(ABC):
         return False
 
 
-class JsonArguments(WrittenArguments):
+class _JsonArguments(WrittenArguments):
     """One JSON object, however it is spaced."""
 
     nested = NESTED
@@ -72,7 +72,7 @@ class JsonArguments(WrittenArguments):
 
 
 @dataclass(frozen=True)
-class ElementArguments(WrittenArguments):
+class _ElementArguments(WrittenArguments):
     """A key and a value for each argument."""
 
     elements: ElementNotation
@@ -100,7 +100,7 @@ def written_arguments(probe: TemplateProbe) -> WrittenArguments:
         NotDerivableError: it writes no calls, or the arguments in some other way.
     """
     arguments = {**STRINGS, **NUMBERS}
-    written = JsonArguments()
+    written = _JsonArguments()
     try:
         written.find(_after_name(probe, arguments), 0, arguments)
     except NotDerivableError:
@@ -116,7 +116,7 @@ def _after_name(probe: TemplateProbe, arguments: Mapping[str, Any]) -> str:
     return after
 
 
-def _element_arguments(probe: TemplateProbe) -> ElementArguments:
+def _element_arguments(probe: TemplateProbe) -> _ElementArguments:
     strings, numbers = (_Elements.of_arguments(probe, each) for each in (STRINGS, NUMBERS))
     frames = _frames(strings, numbers)
     if strings.begin != numbers.begin:
@@ -125,7 +125,7 @@ def _element_arguments(probe: TemplateProbe) -> ElementArguments:
         raise NotDerivableError
     members = Members(numbers.begin, frames, numbers.separator)
     nested, is_json = _nested(probe, members, numbers)
-    return ElementArguments(ElementNotation(replace(members, nested=nested), ""), NESTED if is_json else {})
+    return _ElementArguments(ElementNotation(replace(members, nested=nested), ""), NESTED if is_json else {})
 
 
 @dataclass(frozen=True)

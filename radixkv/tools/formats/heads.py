@@ -12,7 +12,7 @@ from radixkv.tools.source import AnswerSource, MalformedCallError, Parsing, coll
 # Characters for private use stand for what differs between calls.
 NAME, ID, INDEX = "\ue000", "\ue001", "\ue002"
 # Kimi K2's ids, by which its results are named: https://huggingface.co/moonshotai/Kimi-K2-Instruct (tool_call_guidance.md).
-NUMBERED_NAME = f"functions.{NAME}:{INDEX}"
+_NUMBERED_NAME = f"functions.{NAME}:{INDEX}"
 _PLACE = re.compile(f"([{NAME}{ID}{INDEX}])")
 _PATTERNS = MappingProxyType({NAME: r"(?P<name>.+)", ID: r"(?P<id>[\w.:-]+)", INDEX: r"[0-9]+"})
 _TERMINALS = MappingProxyType({ID: "/[A-Za-z0-9_-]{1,40}/", INDEX: "/[0-9]{1,3}/"})
@@ -71,6 +71,6 @@ class CallHead:
         found = re.fullmatch(pattern, within)
         if found is None:
             raise MalformedCallError
-        if NUMBERED_NAME in self.text:
+        if _NUMBERED_NAME in self.text:
             return found["name"], f"functions.{within}"
         return found["name"], found["id"] if ID in places else None
