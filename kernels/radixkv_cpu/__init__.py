@@ -18,7 +18,7 @@ Only torch and numpy are needed; nothing here depends on radix trees or requests
     records       such rows read from files and checked
     draw          one token per row of logits
     logprobs      log-probabilities of tokens
-    checks        arguments are checked before native code sees a pointer
+    checks        arguments are checked before native code gets a pointer
     fields        fields of the structures in which arguments are handed over
     src/          the C++: for each of these a file of the same name, and
       calls.h       the functions and their arguments; machine.cpp: what a variant needs before it runs
@@ -35,7 +35,7 @@ Only torch and numpy are needed; nothing here depends on radix trees or requests
       xxhash.h      checksums: the xxHash library, unchanged
 
 Unless they say otherwise, the functions take contiguous torch tensors in float32 or bfloat16 on the CPU. They share torch's
-threads, compute no gradients, and raise RuntimeError where no variant runs on this machine: ask `library` first.
+threads, compute no gradients, and raise RuntimeError where no variant runs on this machine: check `library` first.
 """
 
 from radixkv_cpu.attention import MAX_DECODING_ROWS, PagedAttention, RowKind

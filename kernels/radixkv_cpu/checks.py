@@ -1,4 +1,4 @@
-"""Arguments are checked before native code sees a pointer: a wrong tensor is a ValueError, never an illegal access.
+"""Arguments are checked before native code gets a pointer: a wrong tensor is a ValueError, never an illegal access.
 
 Native functions are called several times per layer, so each first tests in one expression whether its tensors are as usual.
 Only if they are not does `check_tensor` look at them one by one, to find out what is wrong, if anything is.
