@@ -1,4 +1,4 @@
-"""The cache that a configuration asks for, the tiers below it, and the publisher of its events."""
+"""Opens the cache that a configuration describes, the tiers below it, and the publisher of its events."""
 
 from __future__ import annotations
 

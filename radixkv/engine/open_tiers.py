@@ -1,4 +1,4 @@
-"""The tiers that a configuration asks for."""
+"""Opens the tiers that a configuration names."""
 
 from __future__ import annotations
 
@@ -65,18 +65,7 @@ def open_tiers(
         ValueError: a folder is a file, a size is too small for one block, a file holds no key, or a server is shared without
             a secret.
     """
-    for tier in config.tiers:
-        lacks = [name for name in _PARTS_OF_TIERS if not (hasattr(type(tier), name) or hasattr(tier, name))]
-        if lacks or isinstance(tier, type):
-            without = f", which has no {', '.join(lacks)}" if lacks else ""
-            raise TypeError(f"tiers: expected objects like radixkv.tiers.tier.Tier, got {tier!r:.80}{without}")
-    _check_folder("disk_cache", config.disk_cache)
-    if config.shared_cache is not None:
-        if is_server(config.shared_cache):
-            with needing_extra("redis", "shared_cache"):
-                importlib.import_module("redis")
-        else:
-            _check_folder("shared_cache", config.shared_cache)
+    _check_tiers(config)
     fingerprint = block_fingerprint(loaded, pool)
     dtype = str(pool.dtype).removeprefix("torch.")
     block_format = BlockFormat(fingerprint, pool.block_size, pool.block_nbytes, dtype, loaded.name)
@@ -108,6 +97,22 @@ def open_tiers(
         kv_tiers = KVTiers(cache, pool, opened, fingerprint, secret or b"", policy, prefill_rate)
         stack.pop_all()
         return kv_tiers
+
+
+def _check_tiers(config: EngineConfig) -> None:
+    """Refuse, before any is opened, tiers that are none, folders that are files, and a server without its package."""
+    for tier in config.tiers:
+        lacks = [name for name in _PARTS_OF_TIERS if not (hasattr(type(tier), name) or hasattr(tier, name))]
+        if lacks or isinstance(tier, type):
+            without = f", which has no {', '.join(lacks)}" if lacks else ""
+            raise TypeError(f"tiers: expected objects like radixkv.tiers.tier.Tier, got {tier!r:.80}{without}")
+    _check_folder("disk_cache", config.disk_cache)
+    if config.shared_cache is not None:
+        if is_server(config.shared_cache):
+            with needing_extra("redis", "shared_cache"):
+                importlib.import_module("redis")
+        else:
+            _check_folder("shared_cache", config.shared_cache)
 
 
 def _store_key(config: EngineConfig) -> bytes | None:

@@ -1,4 +1,4 @@
-"""The speculator that a configuration asks for, and how many rows its drafts may take."""
+"""The speculator that a configuration describes, and how many rows its drafts may take."""
 
 from __future__ import annotations
 
