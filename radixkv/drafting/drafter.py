@@ -65,7 +65,7 @@ class DraftContext:
 
     Attributes:
         token_ids: prompt and answer so far; grows in place.
-        num_prompt_tokens: how many of them are the prompt.
+        num_prompt_tokens: how many of them are the prompt, at least 1.
         namespace: only what was cached under it may be looked at: the timing of a draft would reveal another tenant's text.
         read_cache: whether the request reads the cache; if not, what other requests said may not be looked at.
         write_cache: whether it writes the cache; if not, what it says may not be kept for others.

@@ -36,7 +36,7 @@ class GrammarDrafter(Drafter):
     def draft(self, context: DraftContext, max_tokens: int) -> Draft:
         if context.grammar is None:
             return NO_DRAFT
-        own, num_noted = context.notes.get(self) or (Followers(), max(context.num_prompt_tokens, 1))
+        own, num_noted = context.notes.get(self) or (Followers(), context.num_prompt_tokens)
         shared = context.read_cache and context.write_cache
         followers = self._followers.of(context.namespace) if shared else own
         sequence = context.token_ids

@@ -38,6 +38,28 @@ def test_without_another_answer_or_in_the_middle_of_one_there_is_no_draft() -> N
     assert not AnswerDrafter(cache).draft(context, 4).token_ids
 
 
+def test_another_answer_is_found_by_a_sample_that_is_first_asked_about_behind_its_first_token() -> None:
+    cache = PrefixCache(64, 4)
+    leave(cache, [*PROMPT, *range(100, 140)])
+    drafter, tokens = AnswerDrafter(cache), [*PROMPT, 100]
+    context = DraftContext(tokens, len(PROMPT), table=cache.open(tokens))
+    assert not drafter.draft(context, 4).token_ids  # where in the answer is not known yet
+    tokens.append(101)
+    assert list(drafter.draft(context, 4).token_ids) == [102, 103, 104, 105]
+
+
+def test_a_sequence_with_many_blocks_of_its_own_is_not_looked_for_in_the_tree() -> None:
+    cache = PrefixCache(64, 4)
+    leave(cache, [*PROMPT, *range(100, 140)])
+    tokens = [*PROMPT, 100]
+    context = DraftContext(tokens, len(PROMPT), table=cache.open(tokens))
+    assert context.table is not None
+    for num_blocks in range(1, 4):
+        cache.reserve(context.table, 8 + 4 * num_blocks)
+        assert len(context.table.own_block_ids) == num_blocks
+        assert list(PrefixDrafter(cache).draft(context, 2).token_ids) == ([101, 102] if num_blocks <= 2 else [])
+
+
 class Following:
     """A grammar that forces nothing: as a likely token it gives what last followed the previous token."""
 
@@ -55,6 +77,8 @@ def test_what_structures_repeat_is_remembered_within_a_namespace() -> None:
     assert guess([5, 6], "ann") == [7]
     assert guess([5, 6], "ben") == []
     assert guess([6, 9, 6], "ben") == [9]  # 6 is the prompt's, and 9 follows it as the answer's first token
+    prompt = DraftContext([7, 8, 7], 3, "ben", grammar=Following())
+    assert not drafter.draft(prompt, 4).token_ids  # what follows 7 in the prompt is no answer
 
 
 @pytest.mark.parametrize("private", [{"write_cache": False}, {"read_cache": False}])
@@ -106,8 +130,22 @@ def test_the_tree_is_not_drafted_from_for_a_request_that_does_not_read_the_cache
 
 def test_followers_are_bounded_and_the_last_comes_first() -> None:
     followers = Followers()
+    followers.note([1, 2, 1, 2], 1)
+    assert followers.by_token[1] == [2]
     followers.note([1, 2, 1, 3, 1, 2, 1, 4, 1, 5, 1, 6], 1)
     assert followers.by_token[1] == [6, 5, 4, 2]
     followers.note(list(range(10, 10_000)), 1)
     assert len(followers.by_token) == 4096
     assert 1 not in followers.by_token
+
+
+def test_followers_of_the_namespace_used_longest_ago_are_forgotten() -> None:
+    followers = NamespaceFollowers()
+    for number in range(32):
+        followers.of(str(number)).note([5, 6], 1)
+    assert all(followers.of(str(number)).by_token for number in range(32))
+    followers.of("0")
+    followers.of("one more")
+    assert followers.of("0").by_token
+    assert followers.of("2").by_token
+    assert not followers.of("1").by_token
