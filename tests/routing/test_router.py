@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from radixkv.cache import EventLog, PrefixCache
+from radixkv.cache import EventLog, InvalidArgumentError, PrefixCache
 from radixkv.routing import Placement, Router, prompt_hashes
 
 BLOCK = 16
@@ -125,6 +125,29 @@ def test_what_a_replica_held_when_it_was_cleared_is_expected_no_longer_than_the_
     clock.now = 6.0
     router.report("a")
     assert router.holder([1, 2, 3]) is None
+
+
+def test_what_no_event_confirms_stays_expected_while_another_prompt_waits_for_it(clock: Clock) -> None:
+    router = Router(BLOCK, clock=clock)
+    router.add("a")
+    router.add("b")
+    first = send(router, 1, 2, 3)
+    second = send(router, 1, 2, 3, 4)
+    assert (first.replica, second.replica) == ("a", "a")
+    router.prefilled(first)
+    router.finish(first)
+    router.stored("a", [1, 2])  # but not yet 3
+    router.stored("b", [1, 2, 3])
+    state = router._replicas["a"]
+    for clock.now in (6.0, 10.0):
+        router.report("a")
+        assert state.expected == {1, 2, 3, 4}
+        assert router._expiring[-1][0] == 11.0  # not looked at again before
+    router.stored("a", [3])
+    clock.now = 12.0
+    router.report("a")
+    assert state.expected == {4}
+    assert not router._expiring
 
 
 def test_what_was_sent_long_ago_is_forgotten_between_choices_and_not_all_at_once(router: Router, clock: Clock) -> None:
@@ -390,6 +413,15 @@ def test_impossible_numbers_are_refused() -> None:
     router.add("a")
     with pytest.raises(ValueError, match="a replica 'a' is there already"):
         router.add("a")
+    with pytest.raises(InvalidArgumentError, match="namespace"):
+        prompt_hashes([1], None, BLOCK)  # type: ignore[arg-type]
+
+
+def test_without_replicas_none_is_chosen() -> None:
+    router = Router(BLOCK)
+    assert router.choose([1], BLOCK + 1) is None
+    router.add("a")
+    assert router.choose([1], BLOCK + 1, excluded=["a"]) is None
 
 
 def test_it_needs_no_torch() -> None:
