@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from radixkv.sampling import exponential, host_draw
+from radixkv.sampling import logprobs as logprobs_module
 from radixkv.sampling.logit_changes import LogitChanges
 from radixkv.sampling.logprobs import SampledToken, with_logprobs
 from radixkv.sampling.penalties import TokenCounts
@@ -315,7 +316,13 @@ def test_rows_of_drafts_are_drawn_as_if_the_drafts_had_been_appended(options: di
     assert torch.equal(*changed)
 
 
-def test_each_row_has_as_many_likeliest_tokens_as_it_asks_for_and_its_own() -> None:
+@pytest.mark.parametrize("native", [True, False])
+def test_each_row_has_as_many_likeliest_tokens_as_it_asks_for_and_its_own(
+    monkeypatch: pytest.MonkeyPatch, native: bool
+) -> None:
+    if not native:
+        monkeypatch.setattr(logprobs_module, "library", lambda: None)
+    assert with_logprobs(torch.empty(0, 4), [], []) == []
     logits = torch.tensor([[4.0, 3.0, 2.0, 1.0]] * 3)
     expected = logits[0].double().log_softmax(0).tolist()
     tokens = with_logprobs(logits, [0, 3, 1], [1, 2, 9])
