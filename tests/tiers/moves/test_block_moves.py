@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import cast
 
 import numpy as np
@@ -44,12 +44,15 @@ class Rows:
 
 
 def moves_into(
-    tier: DictTier, num_known: int, policy: CacheWritePolicy = "write-through"
+    tier: DictTier,
+    num_known: int,
+    policy: CacheWritePolicy = "write-through",
+    on_clear: Callable[[str | None], None] = lambda namespace: None,
 ) -> tuple[PrefixCache, BlockMoves, BlockWriter]:
     """A cache with blocks of four tokens that are written when they are computed, or as ``policy`` says."""
     writer = BlockWriter(TierStack([tier]), PrefixKeys(b"model", b"", 16), 4, 1 << 10)
     rows, known = cast(PoolRows, Rows()), KnownBlocks(num_known)
-    moves = BlockMoves(rows, writer, known, policy, 16, False, lambda namespace: None)
+    moves = BlockMoves(rows, writer, known, policy, 16, False, on_clear)
     return PrefixCache(64, 4, observers=[moves]), moves, writer
 
 
@@ -73,17 +76,21 @@ def test_a_prefix_of_more_blocks_than_are_known_to_be_below_is_sent_once() -> No
     assert len(tier.blocks) == 12
 
 
-@pytest.mark.parametrize(("cleared", "num_left"), [("a", 2), (None, 0), ("c", 4)])
-def test_what_is_cleared_does_not_go_down_although_it_was_evicted_before(cleared: str | None, num_left: int) -> None:
-    tier = DictTier()
-    cache, moves, writer = moves_into(tier, 100, "write-back")
+@pytest.mark.parametrize("evicted", [True, False])
+@pytest.mark.parametrize(("cleared", "num_left"), [("a", 1), (None, 0), ("c", 2)])
+def test_what_is_cleared_does_not_go_down_although_it_was_to(cleared: str | None, num_left: int, evicted: bool) -> None:
+    tier, told = DictTier(), list[str | None]()
+    cache, moves, writer = moves_into(tier, 100, "write-back" if evicted else "write-through", on_clear=told.append)
     for namespace in "ab":
         compute(cache, [*range(8)], namespace)
-    press(cache, 64)
+    if evicted:
+        press(cache, 64)
     cache.clear(cleared)
+    assert told == [cleared]
+    assert (len(moves._wanted), moves.has_unsent) == (0 if evicted else num_left, evicted and num_left > 0)
     moves.send_down(cache)
     assert writer.stop(600)
-    assert len(tier.blocks) == num_left
+    assert len(tier.blocks) == 2 * num_left
 
 
 def test_what_is_computed_again_goes_down_again() -> None:
@@ -94,14 +101,30 @@ def test_what_is_computed_again_goes_down_again() -> None:
         tier.blocks.clear()
         compute(cache, [*range(8)])
         press(cache, 64)
+        assert moves.has_unsent
         moves.send_down(cache)
+        assert not moves.has_unsent  # later, other blocks are in their place
         assert writer.flush(600)
         assert len(tier.blocks) == 2
+    assert writer.stop(600)
+
+
+def test_once_it_is_stopped_nothing_goes_down() -> None:
+    tier = DictTier()
+    cache, moves, writer = moves_into(tier, 100)
+    compute(cache, [*range(8)])
+    press(cache, 64)
     compute(cache, [*range(100, 108)])
+    assert moves.has_unsent
+    assert moves.has_wanted
     moves.stop()
+    compute(cache, [*range(200, 208)])
     press(cache, 64)
     assert not moves.has_unsent
+    assert not moves.has_wanted
+    moves.send_down(cache)
     assert writer.stop(600)
+    assert not tier.blocks
 
 
 def test_few_wanted_prefixes_are_looked_at_in_a_step() -> None:
