@@ -49,7 +49,6 @@ class AsyncEngine(ProcessBound):
         loaded: the model.
         stats: of the engine after its latest step, abort or `call`, or the latest pin that expired.
         on_step: called in the event loop whenever there are new ones; for metrics.
-        abandoned: whether `abandon` was called.
 
     Raises:
         RuntimeError: another object runs the engine, an `LLM` has unfinished requests in it, or another process made it.
@@ -77,7 +76,7 @@ class AsyncEngine(ProcessBound):
         self._has_ended = False
         self._streams: dict[str, RequestStream] = {}
         self._early_aborts = EarlyAborts()
-        self.abandoned = False
+        self._abandonment = asyncio.Event()
         self._cut_short = False
         self._idle = asyncio.Event()
         self._idle.set()
@@ -247,6 +246,11 @@ class AsyncEngine(ProcessBound):
         return self._intake.death
 
     @property
+    def abandoned(self) -> bool:
+        """Whether `abandon` was called."""
+        return self._abandonment.is_set()
+
+    @property
     def seconds_in_step(self) -> float:
         """How long the engine has been at its current step or call; 0 while it has nothing to do."""
         return self._engine_thread.seconds_in_step
@@ -278,7 +282,7 @@ class AsyncEngine(ProcessBound):
         Its thread cannot be ended, so the process should.
         """
         death = EngineDeadError(f"the engine is dead: {reason}")
-        self.abandoned = True
+        self._abandonment.set()
         self._engine_thread.refuse_calls(death)
         for stream in self._streams.values():
             stream.put(death)
@@ -334,7 +338,12 @@ class AsyncEngine(ProcessBound):
             self._start()  # one that was never used holds its tiers, too
         if self._loop is not None and not self.abandoned:
             left = max(0.0, write_until - time.monotonic())
-            await asyncio.shield(asyncio.wrap_future(self._engine_thread.stop(left)))
+            ended: asyncio.Future[Any] = asyncio.wrap_future(self._engine_thread.stop(left))
+            abandoned: asyncio.Future[Any] = asyncio.ensure_future(self._abandonment.wait())
+            try:  # `asyncio.wait` does not cancel the thread's end, which must not be cancelled
+                await asyncio.wait({ended, abandoned}, return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                abandoned.cancel()
         self._has_ended = True
         self._if_dropped.detach()
         return not self._cut_short

@@ -15,6 +15,7 @@ from support.time_limit import HANGING
 from support.tiny_engine import tiny
 
 from radixkv import AsyncLLM, SamplingParams, StructuredOutputsParams, TenantShare
+from radixkv.engine.engine import Engine
 from radixkv.errors import DrainingError, EngineDeadError
 from radixkv.prompts import Prompt
 
@@ -157,3 +158,27 @@ async def test_one_that_was_shut_down_before_it_ran_never_runs() -> None:
     with pytest.raises(EngineDeadError, match="the engine was stopped"):
         await llm.call(lambda engine: engine.num_steps)
     assert offline.generate(prompts(1), GREEDY, use_tqdm=False)
+
+
+async def test_a_shutdown_does_not_wait_for_an_engine_that_is_abandoned_meanwhile() -> None:
+    """After a second SIGTERM during a step that never ended, the server hung, though the step had a time limit."""
+    offline = tiny()
+    reached, may_end = threading.Event(), threading.Event()
+
+    def hold(engine: Engine) -> None:
+        reached.set()
+        may_end.wait(HANGING)
+
+    llm = AsyncLLM(offline)
+    try:
+        async with asyncio.timeout(HANGING):
+            call = asyncio.create_task(llm.call(hold))
+            await asyncio.to_thread(reached.wait, HANGING)
+            shutdown = asyncio.create_task(llm.shutdown())
+            await asyncio.sleep(0)
+            llm.abandon("stuck")
+            await shutdown
+    finally:
+        may_end.set()
+    await call
+    llm._engine_thread.stop(grace_seconds=0.0).result(HANGING)
