@@ -33,7 +33,7 @@ from http import HTTPStatus
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from starlette.applications import Starlette
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -123,6 +123,8 @@ def _with_secret(endpoint: _Endpoint, expected: bytes) -> _Endpoint:
             return _refusal(HTTPStatus.SERVICE_UNAVAILABLE, error)
         except (ValueError, TypeError, KeyError) as error:
             return _refusal(HTTPStatus.BAD_REQUEST, error)
+        except ClientDisconnect:  # while it sent the body; nobody reads the response
+            return _refusal(HTTPStatus.BAD_REQUEST, ConnectionError("the ingress has disconnected"))
 
     return checked
 

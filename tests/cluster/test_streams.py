@@ -144,6 +144,25 @@ async def test_without_the_secret_nothing_is_answered(llm: LLM, caplog: pytest.L
             replica_app(engine, "short")
 
 
+async def test_an_ingress_that_leaves_while_it_sends_a_request_is_no_error_of_the_replica(llm: LLM) -> None:
+    """A client that left an ingress during a long prompt's way to a replica was a traceback in the replica's log."""
+    messages = iter([{"type": "http.request", "body": b"{", "more_body": True}, {"type": "http.disconnect"}])
+    sent: list[Any] = []
+
+    async def receive() -> Any:
+        return next(messages)
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    headers = [(b"authorization", f"Bearer {SECRET}".encode())]
+    scope = {"type": "http", "method": "POST", "path": "/generate", "query_string": b"", "headers": headers}
+    async with AsyncLLM(llm) as engine:
+        await replica_app(engine, SECRET)(scope, receive, send)
+        assert engine.num_slots_taken == 0
+    assert sent[0]["status"] == 400
+
+
 async def test_what_any_replica_would_refuse_is_sent_to_one(llm: LLM) -> None:
     async with AsyncLLM(llm) as engine:
         streams, transport = replicas(engine, [])
