@@ -7,7 +7,7 @@ from typing import Literal
 
 from radixkv.tools.grammar import GrammarWriter
 from radixkv.tools.pieces import ReasoningPiece
-from radixkv.tools.source import AnswerSource, Parsing, skip_whitespace, starts_with, text_until
+from radixkv.tools.source import AnswerSource, Parsing, accept, skip_whitespace, text_until
 
 # Where an answer begins: within reasoning that the prompt has opened, after it, or before it, so that the model may open it.
 ReasoningState = Literal["open", "over", "possible"]
@@ -37,10 +37,10 @@ class ReasoningTags:
         if state == "possible":
             source.mark()
             yield from skip_whitespace(source)
-            if (yield from starts_with(source, self.close)):
+            if (yield from accept(source, self.close)):
                 yield from skip_whitespace(source)
                 return
-            if not (yield from starts_with(source, self.open)):
+            if not (yield from accept(source, self.open)):
                 source.back_to_mark()
                 return
         elif state == "over":

@@ -169,8 +169,8 @@ def follows(source: AnswerSource, text: str) -> Parsing[bool]:
     return source.peek(len(text)) == text
 
 
-def starts_with(source: AnswerSource, text: str) -> Parsing[bool]:
-    """Whether what is left begins with ``text``, which is then taken."""
+def accept(source: AnswerSource, text: str) -> Parsing[bool]:
+    """Take ``text`` if what is left begins with it, and return whether it does."""
     if not (yield from follows(source, text)):
         return False
     source.take(len(text))
@@ -178,12 +178,12 @@ def starts_with(source: AnswerSource, text: str) -> Parsing[bool]:
 
 
 def expect(source: AnswerSource, text: str) -> Parsing[None]:
-    """Take ``text``.
+    """Take ``text``, with which what is left must begin.
 
     Raises:
         MalformedCallError: something else follows.
     """
-    if not (yield from starts_with(source, text)):
+    if not (yield from accept(source, text)):
         raise MalformedCallError
 
 

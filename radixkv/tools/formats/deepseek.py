@@ -14,7 +14,7 @@ from radixkv.tools.definitions import Tool
 from radixkv.tools.formats.base import CallFormat, guarded_call, json_text
 from radixkv.tools.grammar import GrammarWriter
 from radixkv.tools.json_calls import json_arguments
-from radixkv.tools.source import AnswerSource, Parsing, collect_until, expect, skip_whitespace, starts_with, text_until
+from radixkv.tools.source import AnswerSource, Parsing, accept, collect_until, expect, skip_whitespace, text_until
 
 _CALL_BEGIN, _SEPARATOR, _CALL_END = "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>"
 _FENCE = "```"
@@ -35,12 +35,12 @@ class DeepSeekV31Format(CallFormat):
     def parse(self, source: AnswerSource) -> Parsing[None]:
         while (yield from text_until(source, [self.begin])):
             yield from skip_whitespace(source)
-            while (yield from starts_with(source, _CALL_BEGIN)):
+            while (yield from accept(source, _CALL_BEGIN)):
                 if not (yield from guarded_call(source, _call(source))):
                     break
                 yield from skip_whitespace(source)
                 source.mark()
-            yield from starts_with(source, self.end)
+            yield from accept(source, self.end)
             yield from skip_whitespace(source)
 
     def write_call(self, name: str, arguments: Mapping[str, Any]) -> str:
@@ -73,12 +73,12 @@ def _call(source: AnswerSource) -> Parsing[None]:
     if source.peek(1) != "{":
         name, _ = yield from collect_until(source, ["\n"])
         yield from skip_whitespace(source)
-        if (yield from starts_with(source, f"{_FENCE}json")):
+        if (yield from accept(source, f"{_FENCE}json")):
             yield from skip_whitespace(source)
     begun = source.begin_call(name.strip())
     yield begun
     yield from json_arguments(source, begun)
     yield from skip_whitespace(source)
-    yield from starts_with(source, _FENCE)
+    yield from accept(source, _FENCE)
     yield from skip_whitespace(source)
     yield from expect(source, _CALL_END)

@@ -13,10 +13,10 @@ from radixkv.tools.grammar import GrammarWriter
 from radixkv.tools.source import (
     AnswerSource,
     Parsing,
+    accept,
     follows,
     new_call_id,
     skip_whitespace,
-    starts_with,
     text_until,
 )
 
@@ -70,7 +70,7 @@ class DerivedFormat(CallFormat):
                 head = None
                 if self.following is not None and (yield from follows(source, self.following.before)):
                     head = self.following
-            yield from starts_with(source, self.end)
+            yield from accept(source, self.end)
             yield from skip_whitespace(source)
 
     def _call(self, source: AnswerSource, head: CallHead, ids: set[str]) -> Parsing[None]:

@@ -16,11 +16,11 @@ from radixkv.tools.source import (
     AnswerSource,
     MalformedCallError,
     Parsing,
+    accept,
     collect_until,
     expect,
     follows,
     skip_whitespace,
-    starts_with,
 )
 
 # Of a value that is not described.
@@ -41,7 +41,7 @@ def read_arguments(source: AnswerSource, begun: ToolCallBegin, syntax: Members, 
     arguments, schemas = ArgumentsAsJson(begun, tool), described_properties(tool.parameters)
     reader = _Reader(source, syntax, SchemaKinds(tool.parameters))
     separator = ""
-    while not (yield from starts_with(source, close)):
+    while not (yield from accept(source, close)):
         yield from expect(source, separator)
         key, value = yield from reader.member(schemas)
         yield arguments.add_json(key, value)
@@ -69,7 +69,7 @@ class _Reader:
         longer, shorter = frames.longest_first
         if longer.begin.startswith(shorter.begin):
             key, _ = yield from collect_until(self._source, [shorter.begin])
-            is_longer = yield from starts_with(self._source, longer.begin.removeprefix(shorter.begin))
+            is_longer = yield from accept(self._source, longer.begin.removeprefix(shorter.begin))
             frame = longer if is_longer else shorter
         else:
             key, begin = yield from collect_until(self._source, [shorter.begin, longer.begin])
@@ -79,7 +79,7 @@ class _Reader:
 
     def _item(self, frames: ValueFrames, schema: Any) -> Parsing[str]:
         longer, shorter = frames.longest_first
-        if (yield from starts_with(self._source, longer.begin)):
+        if (yield from accept(self._source, longer.begin)):
             frame = longer
         else:
             yield from expect(self._source, shorter.begin)
@@ -99,7 +99,7 @@ class _Reader:
         if nested is None:
             return (yield from self._text_or_json(frames, kinds, end))
         types = [kind.get("type") if isinstance(kind, Mapping) else None for kind in kinds]
-        if end and (yield from starts_with(source, end)):
+        if end and (yield from accept(source, end)):
             return next((text for kind, text in _EMPTY.items() if kind in types), json_text(""))
         if (None in types or "array" in types) and (
             yield from self._opens(nested.list_open, nested.items.others.begin)
@@ -134,13 +134,13 @@ class _Reader:
 
     def _opens(self, opening: str, first: str) -> Parsing[bool]:
         """Whether a list or an object begins; ``opening`` is then taken."""
-        return (yield from starts_with(self._source, opening) if opening else follows(self._source, first))
+        return (yield from accept(self._source, opening) if opening else follows(self._source, first))
 
     def _object(self, schema: Any, end: str) -> Parsing[str]:
         assert self._syntax.nested is not None
         schemas = described_properties(schema) if names_members(schema) else _ANY
         members: list[str] = []
-        while not (yield from starts_with(self._source, f"{self._syntax.nested.object_close}{end}")):
+        while not (yield from accept(self._source, f"{self._syntax.nested.object_close}{end}")):
             yield from expect(self._source, self._syntax.separator if members else "")
             key, value = yield from self.member(schemas)
             members.append(f"{json_text(key)}: {value}")
@@ -151,7 +151,7 @@ class _Reader:
         assert nested is not None
         item_schema = schema.get("items", _ANY) if isinstance(schema, Mapping) else _ANY
         items: list[str] = []
-        while not (yield from starts_with(self._source, f"{nested.list_close}{end}")):
+        while not (yield from accept(self._source, f"{nested.list_close}{end}")):
             yield from expect(self._source, nested.separator if items else "")
             items.append((yield from self._item(nested.items, item_schema)))
         return f"[{', '.join(items)}]"

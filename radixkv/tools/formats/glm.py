@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from radixkv.tools.formats.argument_values import ArgumentsAsJson
 from radixkv.tools.formats.tagged_arguments import TaggedArgumentsFormat
 from radixkv.tools.grammar import GrammarWriter
-from radixkv.tools.source import AnswerSource, Parsing, collect_until, expect, skip_whitespace, starts_with
+from radixkv.tools.source import AnswerSource, Parsing, accept, collect_until, expect, skip_whitespace
 
 _KEY, _KEY_END, _VALUE = "<arg_key>", "</arg_key>", "<arg_value>"
 
@@ -46,7 +46,7 @@ class GlmFormat(TaggedArgumentsFormat):
     def _tag(self, source: AnswerSource) -> Parsing[str]:
         """Take what begins an argument or ends the call, and return it."""
         yield from skip_whitespace(source)
-        if (yield from starts_with(source, _KEY)):
+        if (yield from accept(source, _KEY)):
             return _KEY
         yield from expect(source, self.call_end)
         return self.call_end

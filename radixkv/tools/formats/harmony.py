@@ -18,9 +18,9 @@ from radixkv.tools.source import (
     AnswerSource,
     MalformedCallError,
     Parsing,
+    accept,
     collect_until,
     skip_whitespace,
-    starts_with,
     text_until,
 )
 
@@ -52,7 +52,7 @@ class HarmonyFormat(CallFormat):
     def parse(self, source: AnswerSource) -> Parsing[None]:
         if source.continues:
             yield from text_until(source, _ENDS)
-            yield from starts_with(source, _START)
+            yield from accept(source, _START)
         source.mark()
         while (yield from _starts_message(source)):
             header = yield from _header(source)
@@ -64,7 +64,7 @@ class HarmonyFormat(CallFormat):
                 source.mark()
             is_reasoning = f"{_CHANNEL}analysis" in header
             yield from text_until(source, _ENDS, ReasoningPiece if is_reasoning else TextPiece)
-            yield from starts_with(source, _START)
+            yield from accept(source, _START)
             source.mark()
         yield from text_until(source, _ENDS)  # the rest of a message that was begun before the answer
 
@@ -105,12 +105,12 @@ class HarmonyFormat(CallFormat):
 
 def _starts_message(source: AnswerSource) -> Parsing[bool]:
     """Whether a message begins here, rather than the text of one."""
-    yield from starts_with(source, _START)
-    yield from starts_with(source, "assistant")
+    yield from accept(source, _START)
+    yield from accept(source, "assistant")
     yield from skip_whitespace(source)
-    if (yield from starts_with(source, _CHANNEL)):
+    if (yield from accept(source, _CHANNEL)):
         return True
-    return (yield from starts_with(source, "to="))
+    return (yield from accept(source, "to="))
 
 
 def _header(source: AnswerSource) -> Parsing[str | None]:

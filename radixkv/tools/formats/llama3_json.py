@@ -6,7 +6,7 @@ Meta's Llama 3.1 to 3.3: https://www.llama.com/docs/model-cards-and-prompt-forma
 from __future__ import annotations
 
 from radixkv.tools.formats.json_object import JsonObjectFormat
-from radixkv.tools.source import AnswerSource, Parsing, skip_whitespace, starts_with
+from radixkv.tools.source import AnswerSource, Parsing, accept, skip_whitespace
 
 
 class Llama3JsonFormat(JsonObjectFormat):
@@ -18,10 +18,10 @@ class Llama3JsonFormat(JsonObjectFormat):
     separator = "; "
 
     def parse(self, source: AnswerSource) -> Parsing[None]:
-        yield from starts_with(source, self.lead)
+        yield from accept(source, self.lead)
         yield from super().parse(source)
 
     def _skip_separator(self, source: AnswerSource) -> Parsing[None]:
         yield from skip_whitespace(source)
-        yield from starts_with(source, ";")
+        yield from accept(source, ";")
         yield from skip_whitespace(source)

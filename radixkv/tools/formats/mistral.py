@@ -15,7 +15,7 @@ from radixkv.tools.definitions import Tool
 from radixkv.tools.formats.base import CallFormat, guarded_call, json_body, json_text, write_json_call
 from radixkv.tools.grammar import GrammarWriter
 from radixkv.tools.json_calls import json_arguments, json_call
-from radixkv.tools.source import AnswerSource, Parsing, collect_until, skip_whitespace, starts_with, text_until
+from radixkv.tools.source import AnswerSource, Parsing, accept, collect_until, skip_whitespace, text_until
 
 _BEGIN, _ARGUMENTS, _CALL_ID = "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"
 
@@ -74,8 +74,8 @@ def _list(source: AnswerSource) -> Parsing[None]:
             return
         yield from skip_whitespace(source)
         source.mark()
-        if not (yield from starts_with(source, ",")):
-            yield from starts_with(source, "]")
+        if not (yield from accept(source, ",")):
+            yield from accept(source, "]")
             return
 
 

@@ -24,9 +24,9 @@ from radixkv.tools.source import (
     AnswerSource,
     MalformedCallError,
     Parsing,
+    accept,
     collect_until,
     skip_whitespace,
-    starts_with,
     text_until,
 )
 
@@ -65,17 +65,17 @@ class PythonFormat(CallFormat):
     def parse(self, source: AnswerSource) -> Parsing[None]:
         while (yield from text_until(source, [self._marker])):
             yield from skip_whitespace(source)
-            yield from starts_with(source, self._opening)
+            yield from accept(source, self._opening)
             yield from skip_whitespace(source)
-            while not (yield from starts_with(source, self._closing or self._end_marker)):
+            while not (yield from accept(source, self._closing or self._end_marker)):
                 if not (yield from guarded_call(source, _call(source))):
                     break
                 source.mark()
                 yield from skip_whitespace(source)
-                yield from starts_with(source, ",")
+                yield from accept(source, ",")
                 yield from skip_whitespace(source)
             yield from skip_whitespace(source)
-            yield from starts_with(source, self._end_marker)
+            yield from accept(source, self._end_marker)
             yield from skip_whitespace(source)
 
     def write_call(self, name: str, arguments: Mapping[str, Any]) -> str:
@@ -105,11 +105,11 @@ def _call(source: AnswerSource) -> Parsing[None]:
     yield begun
     arguments = ArgumentsAsJson(begun, source.tools[begun.name])
     yield from skip_whitespace(source)
-    while not (yield from starts_with(source, ")")):
+    while not (yield from accept(source, ")")):
         key, _ = yield from collect_until(source, ["="])
         text = yield from _value_text(source)
         yield arguments.add_json(key.strip(), _as_json(text))
-        yield from starts_with(source, ",")
+        yield from accept(source, ",")
         yield from skip_whitespace(source)
     yield arguments.end()
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from radixkv.tools.formats.argument_values import ArgumentsAsJson
 from radixkv.tools.formats.tagged_arguments import TaggedArgumentsFormat
 from radixkv.tools.grammar import GrammarWriter
-from radixkv.tools.source import AnswerSource, Parsing, collect_until, expect, skip_whitespace, starts_with
+from radixkv.tools.source import AnswerSource, Parsing, accept, collect_until, expect, skip_whitespace
 
 _FUNCTION, _FUNCTION_END, _PARAMETER = "<function=", "</function>", "<parameter="
 
@@ -28,10 +28,10 @@ class Qwen3CoderFormat(TaggedArgumentsFormat):
         yield begun
         arguments = ArgumentsAsJson(begun, source.tools[name])
         yield from skip_whitespace(source)
-        while (yield from starts_with(source, _PARAMETER)):
+        while (yield from accept(source, _PARAMETER)):
             key, _ = yield from collect_until(source, [">"])
             # As in the grammar, the tag alone does not end a value that has lines of its own: it may be part of it.
-            has_lines = yield from starts_with(source, "\n")
+            has_lines = yield from accept(source, "\n")
             ends = [self.value_end] if has_lines else [self.value_end, self.value_end.strip()]
             text, _ = yield from collect_until(source, ends)
             yield arguments.add(key, text)
