@@ -14,7 +14,7 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from radixkv.attention import AttentionOptions, NewTokens, Rotary
 from radixkv.model.forward_pass import running
 from radixkv.model.graphs.compiled_layers import opaque_attention
-from radixkv.model.positions.window_mask import is_masked, is_of_model, make_mask, noting_windows, window_of
+from radixkv.model.positions.window_mask import is_masked, is_of_model, make_mask, watch_windows, window_of
 from radixkv.model.silence import silence_transformers
 
 # The names in transformers of the engine's attention function, and the one that `attention_by` gives.
@@ -89,7 +89,7 @@ def attention_by(model: transformers.PreTrainedModel, attend: Callable[..., torc
     set_attention(model, _PROBE_NAME)
     token = _attend.set(attend)
     try:
-        with noting_windows():
+        with watch_windows():
             yield
     finally:
         _attend.reset(token)

@@ -18,7 +18,7 @@ _windows: ContextVar[set[int | None]] = ContextVar("windows")
 
 
 @contextmanager
-def noting_windows() -> Iterator[None]:
+def watch_windows() -> Iterator[None]:
     """Within, the windows of masks are noted, see `is_masked`; only there masks can be made."""
     token = _windows.set(set())
     try:
@@ -58,7 +58,7 @@ def window_of(sliding_window: int | None, mask: torch.Tensor | None) -> int | No
 
 
 def is_masked(window: int) -> bool:
-    """Whether any mask that was made for the model within `noting_windows` has this window."""
+    """Whether any mask that was made for the model within `watch_windows` has this window."""
     return window in _windows.get()
 
 

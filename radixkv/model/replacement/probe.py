@@ -16,7 +16,7 @@ from radixkv.model.layer_probe import diagonal_attention, zero_attention
 from radixkv.model.model_errors import errors_of_model
 from radixkv.model.positions.window_mask import window_of
 from radixkv.model.replacement.replace_modules import is_unchanged
-from radixkv.model.replacement.watched_calls import watched_calls
+from radixkv.model.replacement.watch_calls import watch_calls
 
 # How large the random tokens are, in turn, by which modules are compared with what stands in for them; a model computes one
 # token for each. In the small ones a norm's epsilon shows, in the large ones that something is clipped.
@@ -73,7 +73,7 @@ def record_calls(model: transformers.PreTrainedModel, probe: Probe) -> None:
     def record(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         probe.calls[module] = args, kwargs
 
-    with watched_calls([module for module in model.modules() if is_unchanged(module)], record):
+    with watch_calls([module for module in model.modules() if is_unchanged(module)], record):
         compute_a_few_tokens(model)
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from radixkv.model.replacement.watched_calls import watched_calls
+from radixkv.model.replacement.watch_calls import watch_calls
 
 
 class FusedProduct(ABC):
@@ -83,7 +83,7 @@ def groups_by_input(
         calls.append((linear, args[0] if args else options["input"]))
 
     owners = {parents[linear] for linear in linears}
-    with watched_calls(linears, note), watched_calls(owners, lambda parent, *_: called_parents.add(parent)):
+    with watch_calls(linears, note), watch_calls(owners, lambda parent, *_: called_parents.add(parent)):
         run_once()
     pending = dict.fromkeys(linears)
     groups: list[list[nn.Linear]] = []

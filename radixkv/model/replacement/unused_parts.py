@@ -10,7 +10,7 @@ from torch import nn
 
 from radixkv.model.replacement.probe import compute_a_few_tokens, probe_attention
 from radixkv.model.replacement.replace_modules import replace_modules
-from radixkv.model.replacement.watched_calls import watched_calls
+from radixkv.model.replacement.watch_calls import watch_calls
 from radixkv.model.weights.deferred import ProductsOfZeros
 
 _log = logging.getLogger(__name__)
@@ -43,7 +43,7 @@ def drop_unused_parts(model: transformers.PreTrainedModel, name: str) -> None:
     called: set[nn.Module] = set()
     within = {module for part in parts.values() for module in part.modules()}
     with (
-        watched_calls(within, lambda module, *_: called.add(module)),
+        watch_calls(within, lambda module, *_: called.add(module)),
         torch.inference_mode(),
         probe_attention(model),
         ProductsOfZeros(),

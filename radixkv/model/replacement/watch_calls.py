@@ -10,7 +10,7 @@ from torch import nn
 
 
 @contextmanager
-def watched_calls(
+def watch_calls(
     modules: Iterable[nn.Module], note: Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], None]
 ) -> Iterator[None]:
     """Within, ``note`` is called before each call of one of these modules, with the module and its arguments."""
