@@ -2,15 +2,15 @@
 
 One batch, from block tables to kernel launches::
 
-    QueryBatch            block tables, num_context, num_new: what the engine gives; options: what a layer gives
+    query_batch           block tables, num_context, num_new: what the engine gives; options: what a layer gives
       |
-    BatchTables           the tables as one array, kept from step to step, sharers next to each other
+    batch_tables          the tables as one array, kept from step to step, sharers next to each other
       |
-    prefix_groups         which neighbours have a prefix in common that is worth reading once
+    prefix_groups         which neighbours have a prefix in common that is worth reading once, by a sharing_rule
       |
-    AttentionPlan         rows of the packed batch (positions, slots), and KeyRanges: shared prefixes, private tails
+    plan                  rows of the packed batch (positions, slots), and KeyRanges: shared prefixes, private tails
       |                                                                    made by Planner, host arrays only
-      +-- native/         ranges as they are -> native code that reads blocks in place      } over HostBackend
+      +-- native/         ranges as they are -> native code that reads blocks in place         } over host_backend
       |                                                                                        }
       +-- torch_cpu/      lower -> ViewCall, GatherCall, CausalCall -> torch's flash attention }
       |
@@ -20,8 +20,7 @@ One batch, from block tables to kernel launches::
 
 A plan serves all layers; what a backend derives from it (calls per sliding window, items per head shape) is built when the
 first layer needs it. A backend's `SharingRule` decides when sharing pays; everything else it takes from the plan.
-`choice` makes the backend that an option names.
-Files are named after what they define: `query_batch`, `batch_tables`, `plan`, `sharing_rule`, `host_backend`.
+`backend` is the interface of all, and `choice` makes the one that an option names.
 """
 
 from radixkv.attention.backend import AttentionBackend, AttentionBatch, BatchLimits
