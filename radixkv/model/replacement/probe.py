@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,7 +16,6 @@ from radixkv.model.layer_probe import diagonal_attention, zero_attention
 from radixkv.model.model_errors import errors_of_model
 from radixkv.model.positions.window_mask import window_of
 from radixkv.model.replacement.replace_modules import is_unchanged
-from radixkv.model.replacement.watch_calls import watch_calls
 
 # How large the random tokens are, in turn, by which modules are compared with what stands in for them; a model computes one
 # token for each. In the small ones a norm's epsilon shows, in the large ones that something is clipped.
@@ -65,6 +64,17 @@ def probe_attention(model: transformers.PreTrainedModel) -> Iterator[Probe]:
 
     with attention_by(model, probe):
         yield found
+
+
+@contextmanager
+def watch_calls(
+    modules: Iterable[nn.Module], note: Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], None]
+) -> Iterator[None]:
+    """Within, ``note`` is called before each call of one of these modules, with the module and its arguments."""
+    with ExitStack() as hooks:
+        for module in modules:
+            hooks.enter_context(module.register_forward_pre_hook(note, with_kwargs=True))
+        yield
 
 
 def record_calls(model: transformers.PreTrainedModel, probe: Probe) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from radixkv.model.replacement.watch_calls import watch_calls
+from radixkv.model.replacement.probe import watch_calls
 
 
 class FusedProduct(ABC):

@@ -8,9 +8,8 @@ import torch
 import transformers
 from torch import nn
 
-from radixkv.model.replacement.probe import compute_a_few_tokens, probe_attention
+from radixkv.model.replacement.probe import compute_a_few_tokens, probe_attention, watch_calls
 from radixkv.model.replacement.replace_modules import replace_modules
-from radixkv.model.replacement.watch_calls import watch_calls
 from radixkv.model.weights.deferred import ProductsOfZeros
 
 _log = logging.getLogger(__name__)
