@@ -129,7 +129,7 @@ class Admission:
     def _make_room(self) -> tuple[list[SequenceGroup], list[SequenceGroup]]:
         """The groups to preempt, and those to start in their place, in this order; the last one may lack blocks even then."""
         usage = self._current_usage()
-        # With nobody above its share, none is preempted for slots; nor for blocks, if all has fitted so far.
+        # With no tenant above its share, none is preempted for slots; nor for blocks, if all has fitted so far.
         if self._loads is None and not self._retry_when and not usage.exceeds_parts():
             return [], []
         computing = {group.request.tenant for group in self._running if group.num_pending > 1}
@@ -187,7 +187,7 @@ class Admission:
     def next_group(self, max_tokens: int | None, before: Request | None) -> SequenceGroup | None:
         """Take the next group that fits out of the queue, and open its tables; None: there is none.
 
-        The caller starts the group before it asks again.
+        The caller starts the group before the next call.
 
         Args:
             max_tokens: of its prompt; None: any number.
@@ -207,7 +207,7 @@ class Admission:
         for tenant in usage.in_turn():
             is_behind = is_behind or tenant == last_in_turn
             if is_behind:
-                # What a long prompt leaves of the step's tokens is for short ones, whoever waits. A step tries a few tenants
+                # What a long prompt leaves of the step's tokens is for short ones of any tenant. A step tries a few tenants
                 # for that, because there may be thousands, and it would try them again beside each prompt in progress.
                 if max_tokens is None or self._num_tried_behind >= self._waiting.window:
                     return None

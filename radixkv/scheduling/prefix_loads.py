@@ -271,7 +271,7 @@ class PrefixLoads:
         return self._join_or_begin_load(prefix, look_up, spans, num_cached, room)
 
     def _note_missing(self, group: SequenceGroup, look_up: LookUp) -> None:
-        """Tell the transfers which block tiers lacked, if that is where an admitted group begins to compute."""
+        """Record for the transfers which block tiers lacked, if that is where an admitted group begins to compute."""
         table, size = group.sequences[0].table, self._cache.block_size
         if table is None or look_up.spans is None:
             return

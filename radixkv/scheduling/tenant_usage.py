@@ -144,7 +144,7 @@ class TenantUsage:
     def has_claim(self, group: SequenceGroup) -> bool:
         """Whether the group comes before all groups of tenants that already have their share.
 
-        By counters alone, a tenant that asks twice in a row would wait until those that always ask have caught up.
+        By counters alone, a tenant with two requests in a row would wait until those that always have some have caught up.
         """
         in_turn = self._lowest_floor_of(group.request.tenant) <= self._floor
         return in_turn and self._within_part(group) and not self.exceeds_limit(group)
@@ -205,8 +205,8 @@ class TenantUsage:
 
         Since it started, each has computed either nothing or enough: twice what earlier preemptions made it compute again
         and, where its results may be evicted, at least a block. So each preemption but the last is paid for by as many new
-        tokens: however often others ask, all preemptions cost a group no more than twice its own tokens, even if nothing ever
-        stays in the cache.
+        tokens: however often a group is preempted, that costs no more than twice its own tokens, even if nothing ever stays
+        in the cache.
         """
         running = [group for group in self._running if group.request.tenant in above]
         return [

@@ -62,7 +62,7 @@ class TenantWaits:
         """Whether prefixes are no longer in flight for which tenants waited; these are in turn again.
 
         Args:
-            owner: whose prefixes to look at; None: everybody's.
+            owner: whose prefixes to check; None: those of all owners.
         """
         owners = list(self._for_prefixes) if owner is None else [owner]
         ended = [self._end_for_prefixes_of(each) for each in owners]
