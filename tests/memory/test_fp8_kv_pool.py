@@ -77,7 +77,9 @@ def test_what_is_too_large_becomes_the_largest(dtype: torch.dtype) -> None:
 def test_scales_are_powers_of_two_with_room_above_what_was_seen() -> None:
     # Around powers of two, too, where a scale changes.
     largest = torch.tensor([0.0, 3e38, 1e-20, 0.3, 6.99, 7.0, 7.01, 447.0, 448.0, 449.0])
-    (scales,) = KVScales.for_largest([largest], [largest], torch.float32).keys
+    made = KVScales.for_largest([largest], [torch.ones(1)], torch.float32)
+    (scales,) = made.keys
+    assert [scale.tolist() for scale in made.values] == [[2.0**-6]]
     assert torch.equal(torch.exp2(scales.log2().round()), scales)
     assert scales[0] == 1.0
     room = 448 * scales / largest
