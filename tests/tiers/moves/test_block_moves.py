@@ -12,7 +12,7 @@ from support.cache_driver import press
 from support.dict_tier import DictTier
 
 from radixkv.cache import PrefixCache
-from radixkv.cache.tokens import encode
+from radixkv.cache.tokens import decode, encode
 from radixkv.config import CacheWritePolicy
 from radixkv.tiers.block_key import BlockKey
 from radixkv.tiers.moves import block_moves
@@ -125,6 +125,25 @@ def test_once_it_is_stopped_nothing_goes_down() -> None:
     moves.send_down(cache)
     assert writer.stop(600)
     assert not tier.blocks
+
+
+def test_in_the_end_what_a_tier_has_lost_goes_down_again_and_no_more_than_there_is_room_for() -> None:
+    """Though it went down before, or more was to: what was used last goes first."""
+    tier = DictTier()
+    cache, moves, writer = moves_into(tier, 100)
+    for start in (0, 100):
+        compute(cache, [*range(start, start + 8)])
+    moves.write_wanted(cache, lambda: 600.0)
+    assert writer.flush(600)
+    assert len(tier.blocks) == 4
+    tier.blocks.clear()
+    compute(cache, [*range(200, 208)])
+    assert moves.has_wanted
+    compute(cache, [*range(100, 112)])
+    moves.write_hot(cache, 4, lambda: 600.0)
+    assert writer.stop(600)
+    kept = [decode(key.tokens).tolist() for key, _ in tier.blocks.values()]
+    assert kept == [[start, start + 1, start + 2, start + 3] for start in (100, 104, 108, 200)]
 
 
 def test_few_wanted_prefixes_are_looked_at_in_a_step() -> None:
