@@ -152,7 +152,7 @@ class Scheduler:
         if victims:
             decoding = [group for group in decoding if group in self.running]
         # Decoding is scheduled first, so that no prompt chunk can delay a stream.
-        if reserved or self.blocks.reserve_next_slots(decoding):
+        if reserved:
             chunks = self._last_tokens_within(decoding, budget)
         elif self._has_tokens_in_flight:
             return []
