@@ -20,6 +20,7 @@ from radixkv import LLM, AsyncLLM, BeamSearchParams, Chat, SamplingParams
 from radixkv.engine import engine as engine_module
 from radixkv.engine.begin_request import begin_request
 from radixkv.prompts import Prompt
+from radixkv.scheduling.fair_shares import COMPUTED_TOKEN_COST, GENERATED_TOKEN_COST
 
 
 @pytest.fixture(scope="module")
@@ -171,6 +172,19 @@ def test_samples_share_their_prompt_and_part_within_a_block() -> None:
     assert stats.computed_tokens == 42
     # 42 tokens fill ten blocks and half of one: five siblings copy that one, the last to part keeps it.
     assert stats.copied_blocks == 5
+
+
+@pytest.mark.parametrize("params", [SamplingParams(n=3, max_tokens=5, ignore_eos=True), BeamSearchParams(3, 5, True)])
+def test_a_tenant_is_charged_once_for_each_token_of_its_samples_and_beams(
+    params: SamplingParams | BeamSearchParams,
+) -> None:
+    engine = tiny(async_scheduling=False).engine
+    add(engine, "keeps the counters", [9], GREEDY)
+    several = add(engine, "several", [3, 4, 5, 6], params, tenant="t")
+    while not several.finished:
+        engine.step()
+    assert engine.scheduler.shares.counter("t") == 3 * COMPUTED_TOKEN_COST + 3 * 5 * GENERATED_TOKEN_COST
+    finish(engine)
 
 
 def test_a_seed_gives_the_same_tokens_whatever_else_runs() -> None:

@@ -65,6 +65,10 @@ def test_a_tenant_has_a_bounded_number_of_pins() -> None:
     for number in range(MAX_PINS + 10):
         assert keep(pins, cache, "a", prompt(number, 1)) == BLOCK
     assert len(cache.pins()) == MAX_PINS
+    # Each of these continues those before it, which live longer.
+    for length in range(1, MAX_PINS + 2):
+        assert keep(pins, cache, "b", prompt(0, length), ttl=300.0 - length) == length * BLOCK
+    assert sorted(pin.num_tokens // BLOCK for pin in cache.pins() if pin.namespace == "b") == [*range(2, MAX_PINS + 2)]
 
 
 def test_pins_of_the_tenant_with_the_most_are_released_when_all_that_may_be_pinned_is() -> None:
@@ -77,8 +81,9 @@ def test_pins_of_the_tenant_with_the_most_are_released_when_all_that_may_be_pinn
     assert keep(pins, cache, "b", prompt(3, 2)) == 2 * BLOCK
     assert (num_pinned(cache, "a"), num_pinned(cache, "b")) == (3, 2)
     # Nobody has more than this tenant would have, so no pin is released: there is no room.
-    assert keep(pins, cache, "c", prompt(4, 4)) == 0
-    assert (num_pinned(cache, "a"), num_pinned(cache, "b"), num_pinned(cache, "admin")) == (3, 2, 14)
+    for num_blocks in (4, 3):
+        assert keep(pins, cache, "c", prompt(num_blocks, num_blocks)) == 0
+        assert (num_pinned(cache, "a"), num_pinned(cache, "b"), num_pinned(cache, "admin")) == (3, 2, 14)
     cache.check()
 
 
@@ -196,8 +201,13 @@ def test_pins_are_apart_by_namespace_and_forgotten_when_cleared() -> None:
         leave(cache, prompt(1, 2), namespace=namespace)
         assert pins.keep("a", namespace, prompt(1, 2), 300.0) == 2 * BLOCK
     assert len(cache.pins()) == 2
+    for _ in range(2):
+        cache.clear("a/salt")
+        assert [pin.namespace for pin in cache.pins()] == ["a"]
+        leave(cache, prompt(1, 2), namespace="a/salt")
+        assert pins.keep("a", "a/salt", prompt(1, 2), 300.0) == 2 * BLOCK
+        assert sorted(pin.namespace for pin in cache.pins()) == ["a", "a/salt"]
     cache.clear("a/salt")
-    assert [pin.namespace for pin in cache.pins()] == ["a"]
     for number in range(2, 6):
         keep(pins, cache, "a", prompt(number, 8))
     assert num_pinned(cache, "a") == 16

@@ -6,7 +6,7 @@ import random
 
 import numpy as np
 import pytest
-from support.scheduler_driver import SchedulerDriver, prompt
+from support.scheduler_driver import SchedulerDriver, prompt, warm
 
 from radixkv.cache import PrefixCache
 from radixkv.sampling_params import SamplingParams
@@ -91,3 +91,21 @@ def test_beside_pins_nothing_is_preempted_twice_without_a_token_in_between(seed:
             num_pinned += driver.cache.pin(rng.choice(driver.admitted).prompt_token_ids).num_tokens // 4
     assert num_tokens
     assert num_pinned
+
+
+def test_what_lacks_its_next_block_beside_pins_leaves_an_older_prompt_in_progress_alone() -> None:
+    driver = SchedulerDriver(num_blocks=40, budget=8)
+    pinned = prompt(80)
+    warm(driver, pinned)
+    older = driver.add(prompt(72))
+    driver.step()
+    younger = driver.add(prompt(3), max_new=40)
+    driver.step()
+    driver.cache.pin(pinned)
+    while younger not in driver.preempted:
+        num_computed = older.sequences[0].num_computed
+        driver.step()
+    assert older.sequences[0].num_pending > 1
+    assert older.sequences[0].num_computed == num_computed + 8
+    driver.run()
+    assert driver.preempted == [younger]

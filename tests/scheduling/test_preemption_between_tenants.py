@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.scheduler_driver import SchedulerDriver, prompt, steps_to_first_token
 
+from radixkv.scheduling.fair_shares import COMPUTED_TOKEN_COST, GENERATED_TOKEN_COST
 from radixkv.scheduling.request import Request
 from radixkv.scheduling.tenant_share import TenantShare
 
@@ -222,9 +223,14 @@ def test_nobody_waits_for_the_prefix_of_a_prompt_that_is_preempted_in_the_same_s
     in_progress = driver.add(long, max_new=4, tenant="b")
     driver.step()
     waiting = [driver.add(tokens, max_new=4, tenant="a") for tokens in (prompt(5), [*long, 7])]
-    driver.scheduler.shares.charge_cost("b", 1000)
+    shares = driver.scheduler.shares
+    shares.charge_cost("b", 1000)
+    before, num_lacking = shares.counter("b"), in_progress.sequences[0].num_pending - 1
+    assert num_lacking > 0
     driver.step()
     assert in_progress in driver.preempted
+    # What was not computed is refunded; two others got tokens.
+    assert shares.counter("b") - before == 2 * GENERATED_TOKEN_COST - num_lacking * COMPUTED_TOKEN_COST
     assert driver.scheduler.num_preemptions == 2
     assert driver.admitted[-2:] == waiting
     driver.run()

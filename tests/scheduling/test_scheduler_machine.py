@@ -66,7 +66,9 @@ class SchedulerMachine(RuleBasedStateMachine):
             assert ranks == sorted(ranks)
             waiting = self.driver.scheduler.waiting
             assert waiting.num_uncached_tokens == sum(map(waiting.num_uncached, waiting))
-            assert all(1 <= waiting.num_uncached(group) <= len(group.prefill_token_ids) for group in waiting)
+            for group in waiting:
+                assert 1 <= waiting.num_uncached(group) <= len(group.prefill_token_ids)
+                assert all(each.table is None and each.num_computed == 0 for each in group.sequences)
 
     def teardown(self) -> None:
         if hasattr(self, "driver"):

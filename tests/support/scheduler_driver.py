@@ -188,9 +188,8 @@ class SchedulerDriver:
     def _verify_batch(self, chunks: list[ScheduledChunk], decoding: list[SequenceGroup]) -> None:
         assert sum(chunk.num_tokens for chunk in chunks) <= self.budget
         planned = {chunk.group for chunk in chunks}
-        if len(decoding) <= self.budget:
-            for group in decoding:
-                assert group in planned or group not in self.scheduler.running, "a stream was held up"
+        ready = [group for group in decoding if group in self.scheduler.running]
+        assert len(planned.intersection(ready)) == min(len(ready), self.budget), "a stream was held up"
 
     def _verify_admission(self, group: SequenceGroup, started: dict[SequenceGroup, bool]) -> None:
         """``started``: the groups that waited, and whether they had run before; the admitted one is removed."""
