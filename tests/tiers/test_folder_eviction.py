@@ -69,6 +69,7 @@ def test_a_folder_on_a_disk_with_no_room_beyond_its_capacity_is_cut_down(
         assert stores[0].count_present([name]) == 1
     stores.append(FolderBlobs(tmp_path, capacity_bytes=capacity))
     assert stores[-1].write({"prefix/new": bytes(1000)}) == 1
+    assert {path.stat().st_size for path in tmp_path.rglob("*") if path.is_file()} == {1000}
     for store in stores:
         store.close()
 
@@ -82,6 +83,45 @@ def test_a_folder_whose_disk_others_fill_loses_nothing(tmp_path: Path) -> None:
             store.write({"prefix/new": bytes(1000)})
     assert store.count_present([f"prefix/{number}" for number in range(9)]) == 9
     store.close()
+
+
+def test_a_full_folder_whose_disk_fails_loses_nothing(tmp_path: Path) -> None:
+    names = [f"prefix/{number}" for number in range(9)]
+    store = FolderBlobs(tmp_path, capacity_bytes=9_000)
+    store.write({name: bytes(1000) for name in names})
+    with mock.patch.object(folder_blobs, "os", FaultyOs()) as disk:
+        disk.fault = "write fails"
+        with pytest.raises(OSError, match="unwritable"):
+            store.write({"prefix/new": bytes(1000)})
+    assert store.count_present(names) == 9
+    store.close()
+
+
+def test_a_folder_is_measured_a_few_times_while_as_much_as_its_capacity_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may hold millions of files."""
+    store, looks = FolderBlobs(tmp_path, capacity_bytes=16_000), mock.Mock()
+    monkeypatch.setattr(store, "_cut_down_to", looks)
+    for number in range(44):
+        store.write({f"prefix/{number}": bytes(500)})
+    assert (
+        looks.call_args_list == [mock.call(16_000)] * 15
+    )  # first at once, then each time that more than 1,000 bytes came
+    store.close()
+
+
+def test_what_is_remembered_of_blocks_that_were_removed_is_bounded(tmp_path: Path) -> None:
+    """Which block was before each, while others are behind them."""
+    tier = tier_in(tmp_path, 10)
+    for number in range(8):
+        keys, blocks = prefix_keys(str(number), *range(12)), random_blocks(number, 12)
+        for start in range(0, 12, 4):
+            put(tier, keys[start : start + 4], blocks[start : start + 4])
+    store = tier._store
+    assert isinstance(store, FolderBlobs)
+    assert 0 < len(store._removed) <= 12
+    tier.close()
 
 
 @pytest.mark.parametrize(("error", "others"), [(errno.ENOSPC, 5_000), (errno.EDQUOT, 1_000_000)])
@@ -200,6 +240,28 @@ def test_prefixes_that_part_make_room_as_they_were_used(tmp_path: Path) -> None:
     put(tier, prefix_keys("c", *range(2)), BLOCKS[:2])
     assert (tier.contains_prefix(first), tier.contains_prefix(second)) == (4, 2)
     tier.close()
+
+
+def test_of_a_prefix_the_head_stays_whichever_blocks_were_used_last(tmp_path: Path) -> None:
+    store = FolderBlobs(tmp_path, capacity_bytes=1000)
+    names = ["prefix/head", "prefix/middle-head", "prefix/tail-middle"]
+    store.write({name: bytes(100) for name in names})
+    for name, used in zip(names, (4, 2, 5), strict=True):
+        os.utime(store._path(name), (used, used))
+    store._cut_down_to(100)
+    assert store.count_present(names) == 1
+    store.close()
+
+
+def test_the_head_of_a_prefix_stays_though_a_block_behind_it_is_missing(tmp_path: Path) -> None:
+    store = FolderBlobs(tmp_path, capacity_bytes=1000)
+    names = ["prefix/head", "prefix/middle-head", "prefix/tail-middle"]
+    store.write({name: bytes(100) for name in names})
+    store.delete([names[1]])
+    store.mark_used(names)
+    store._cut_down_to(100)
+    assert store.count_present(names) == 1
+    store.close()
 
 
 def test_names_that_lead_in_a_circle_are_removed_like_others(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import stat
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -94,6 +94,23 @@ def test_what_is_there_in_place_of_a_block_is_replaced_by_one(make: Callable[[Pa
     tier.close()
 
 
+def test_no_file_stays_open(tmp_path: Path) -> None:
+    store = FolderBlobs(tmp_path, capacity_bytes=1 << 20)
+
+    def use(number: int) -> None:
+        names = [f"{number}/block", f"{number}/missing", f"{number}/folder"]
+        (store._path(names[2])).mkdir(parents=True)
+        store.write({names[0]: b"bytes"})
+        assert store.read(names) == [b"bytes", None, b""]
+
+    use(0)  # threads begin
+    before = len(os.listdir("/proc/self/fd"))
+    for number in range(1, 9):
+        use(number)
+    assert len(os.listdir("/proc/self/fd")) < before + 8
+    store.close()
+
+
 def test_a_folder_that_was_emptied_gets_its_secret_back(tmp_path: Path) -> None:
     """The next process to start made another one, and found nothing of what was written from then on."""
     root = tmp_path / "shared"
@@ -173,6 +190,39 @@ def test_what_another_machine_removes_of_what_is_cleared_is_no_failure(tmp_path:
     assert not [path for path in tmp_path.rglob("*") if path.is_file()]
     for each in (store, other):
         each.close()
+
+
+def test_what_another_machine_makes_or_removes_meanwhile_is_no_failure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, files, identity = FolderBlobs(tmp_path, capacity_bytes=300), FolderBlobs._files, folder_blobs.identity_of
+    store.delete(["prefix/missing"])
+
+    def look_and_make(path: Path) -> object:
+        found = identity(path)
+        if found is None:
+            path.mkdir(parents=True)
+        return found
+
+    def look_and_remove(self: FolderBlobs) -> Iterator[Any]:
+        found = [*files(self)]
+        if len(found) > 3:
+            Path(min(found).path).unlink()
+        return iter(found)
+
+    def remove_and_look(path: str) -> os.stat_result:
+        Path(path).unlink()
+        return os.stat(path)
+
+    monkeypatch.setattr(folder_blobs, "identity_of", look_and_make)
+    monkeypatch.setattr(FolderBlobs, "_files", look_and_remove)
+    for number in range(6):
+        assert store.write({f"{number}/block{number}": bytes(100)}) == 1
+    monkeypatch.setattr(FolderBlobs, "_files", files)
+    with mock.patch.object(folder_blobs, "os", FaultyOs()) as disk:
+        disk.stat = remove_and_look
+        assert store.write({"prefix/block": bytes(100)}) == 1
+    store.close()
 
 
 def test_what_a_killed_process_did_not_remove_of_what_it_cleared_is_removed(tmp_path: Path) -> None:

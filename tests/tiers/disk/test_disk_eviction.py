@@ -167,6 +167,20 @@ def test_known_blocks_of_a_prefix_do_not_make_room_for_the_rest_of_it(open_tier:
     assert tier.contains_prefix(KEYS) == 6
 
 
+def test_known_blocks_do_not_make_room_while_the_rest_of_their_prefix_waits(open_tier: OpenTier) -> None:
+    """Nor do those that are put again, though nothing of them is written."""
+    tier, let_go = open_tier(capacity_bytes=8 * SLOT), threading.Event()
+    put(tier, KEYS[:2], BLOCKS[:2])
+    put(tier, prefix_keys("b", *range(6)), BLOCKS)
+    assert tier._writer is not None
+    tier._writer._writer.call(mock.Mock(side_effect=let_go.wait))
+    tier.put_many(prefix_keys("c", *range(4)), BLOCKS[:4])
+    tier.put_many(KEYS[:2], BLOCKS[:2])
+    let_go.set()
+    assert tier.flush(600)
+    assert tier.contains_prefix(KEYS) == 2
+
+
 def test_a_smaller_capacity_keeps_what_was_used_last_and_gives_space_back(open_tier: OpenTier, tmp_path: Path) -> None:
     """It kept what was in the first slots."""
     old, new = (prefix_keys(name, *range(4)) for name in ("old", "new"))
