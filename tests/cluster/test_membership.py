@@ -181,7 +181,28 @@ async def test_a_replica_that_was_never_reached_is_one_of_all() -> None:
     await replicas.close()
 
 
-async def test_a_replica_that_is_refused_at_the_start_ends_it() -> None:
+async def test_the_start_lasts_until_a_replica_is_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("radixkv.cluster.membership._SECONDS_BETWEEN_ATTEMPTS", 0.0)
+    cluster = Cluster()
+    attempts: list[str] = []
+
+    async def cut_off(request: httpx.Request) -> httpx.Response:
+        raise httpx.ConnectError("planted")
+
+    def connect(url: str) -> httpx.AsyncClient:
+        attempts.append(url)
+        return cluster.connect(url) if len(attempts) > 2 else client_of(cut_off, url)
+
+    replicas = ReplicaSet(SECRET, connect=connect)
+    membership = Membership(replicas, {"a": "http://a"})
+    await asyncio.wait_for(membership.wait_for_first(), HANGING)
+    assert replicas.available == ["a"]
+    await membership.close()
+    await replicas.close()
+
+
+@pytest.mark.parametrize("others", [{}, {"a": "http://a"}], ids=["alone", "beside another"])
+async def test_a_replica_that_is_refused_at_the_start_ends_it(others: dict[str, str]) -> None:
     cluster = Cluster()
 
     def connect(url: str) -> httpx.AsyncClient:
@@ -190,7 +211,7 @@ async def test_a_replica_that_is_refused_at_the_start_ends_it() -> None:
         return cluster.connect(url)
 
     replicas = ReplicaSet(SECRET, connect=connect)
-    membership = Membership(replicas, {"a": "http://a", "b": "ftp://b"})
+    membership = Membership(replicas, {**others, "b": "ftp://b"})
     with pytest.raises(ValueError, match="url: planted"):
         await asyncio.wait_for(membership.wait_for_first(), HANGING)
     await membership.close()

@@ -66,3 +66,16 @@ def test_an_empty_list_changes_nothing(tmp_path: Path, caplog: pytest.LogCapture
     reload_one_replica(file, {}, {"a": "http://a"})
     (error,) = [record.getMessage() for record in caplog.records if record.levelno == logging.ERROR]
     assert error == f"replicas are kept as they were: {file}: expected at least one NAME=URL, got none"
+
+
+async def test_a_list_that_is_read_again_adds_and_removes_replicas(tmp_path: Path) -> None:
+    file = tmp_path / "replicas"
+    replicas, given = Cluster().replicas(), {"a": "http://a"}
+    membership = Membership(replicas, given)
+    await membership.wait_for_first()
+    for name in "bc":
+        file.write_text(f"{name} = http://{name}\n")
+        membership.reload(given, file)
+        await until(lambda name=name: not membership._changing and sorted(replicas.available) == ["a", name])
+    await membership.close()
+    await replicas.close()
