@@ -35,6 +35,9 @@ async def test_of_many_connections_at_once_as_many_are_closed() -> None:
     everyone = OpenConnections(max_connections=3)
     burst = [Connection(everyone) for _ in range(7)]
     assert [each.transport.aborted for each in burst] == [True] * 4 + [False] * 3
+    burst[6].protocol.connection_lost(None)  # before those that are being closed
+    assert not Connection(everyone).transport.aborted
+    assert not burst[4].transport.aborted
     for each in burst[:4]:
         each.protocol.connection_lost(None)
     assert Connection(everyone).transport.aborted is False

@@ -59,7 +59,6 @@ class OpenConnections:
 
     def unread(self, connection: Connection, num_bytes: int) -> None:
         """This many bytes of an answer wait for the client to read them, and no more are written meanwhile."""
-        self.read(connection)
         self._unread[connection] = num_bytes
         self._unsent_bytes += num_bytes
         while self._unsent_bytes > self._max_unsent_bytes:
