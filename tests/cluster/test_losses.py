@@ -17,9 +17,17 @@ from radixkv.cluster import ReplicaStreams
 from radixkv.cluster.attempt import Attempt, MovedError
 from radixkv.cluster.losses import Losses, LostError, RefusedError
 from radixkv.cluster.wire import encode_begun, encode_error
-from radixkv.errors import NoBlocksLeftError, QueueFullError, ReplicasLostError, RequestCrashesError
+from radixkv.errors import (
+    NoBlocksLeftError,
+    QueueFullError,
+    ReplicasLostError,
+    RequestCrashesError,
+    RequestTooLargeError,
+)
 from radixkv.outputs import RequestMetrics
 from radixkv.prompts import Prompt
+
+FULL, TOO_LARGE = QueueFullError("the queue is full", retry_after=3), RequestTooLargeError("it is too large")
 
 
 class Replica(httpx.AsyncBaseTransport):
@@ -300,6 +308,38 @@ def test_pauses_between_attempts_on_full_replicas_grow_until_one_accepts() -> No
     assert [losses.next_pause() for _ in range(5)] == [0.25, 0.5, 1.0, 2.0, 2.0]
     losses.note_acceptance()
     assert losses.next_pause() == 0.25
+
+
+def test_a_replica_that_lost_or_refused_a_request_before_its_latest_token_is_chosen_again() -> None:
+    losses, client = Losses("one"), client_of(Refusing(0))
+    for _ in range(2):
+        losses.note_loss("a", client, LostError("planted"), died=True)
+        assert losses.lost_by({"a": client}) == {"a"}
+        losses.progress("generation")
+        assert not losses.lost_by({"a": client})
+        assert not losses.suspected
+    losses.note_refusal("a", client, RefusedError(None))
+    assert losses.refused_by({"a": client}) == {"a"}
+    losses.progress("generation")
+    assert not losses.refused_by({"a": client})
+
+
+@pytest.mark.parametrize(
+    ("reasons", "expected"),
+    [
+        ([TOO_LARGE], TOO_LARGE),
+        ([FULL, TOO_LARGE], FULL),
+        ([TOO_LARGE, FULL], FULL),
+    ],
+)
+def test_what_fits_on_a_replica_that_is_full_is_not_refused_as_too_large(
+    reasons: list[QueueFullError | RequestTooLargeError], expected: Exception
+) -> None:
+    losses, client = Losses("one"), client_of(Refusing(0))
+    for name, reason in zip("ab", reasons, strict=False):
+        losses.note_refusal(name, client, RefusedError(reason))
+    with pytest.raises(type(expected), match=f"{expected}"):
+        losses.wait_until(0.0, 30.0)
 
 
 async def test_a_stream_that_is_called_away_twice_leaves_once() -> None:

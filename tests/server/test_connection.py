@@ -10,7 +10,8 @@ from support.client_connections import HEAD, Connection
 async def test_a_request_that_does_not_arrive_is_a_408(sent: bytes) -> None:
     """Half a request used to hold its connection for ever."""
     connection = Connection()
-    await connection.send(sent)
+    if sent:  # otherwise the protocol is not called again
+        await connection.send(sent)
     assert connection.transport.written == b""
     assert connection.loop.expire(60)
     connection.assert_refused(408)
