@@ -207,7 +207,9 @@ def _content_of(path: Path) -> bytes:
         FileNotFoundError: it is not there, or stays empty: the process that was making it was killed.
     """
     for _ in range(_ATTEMPTS):
-        if content := path.read_bytes():
+        with open(path, "rb", opener=open_private) as file:
+            content = file.read()
+        if content:
             return content
         time.sleep(_SECONDS_BETWEEN_ATTEMPTS)
     raise FileNotFoundError(errno.ENOENT, "the file is empty", str(path))

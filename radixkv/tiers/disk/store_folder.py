@@ -151,8 +151,8 @@ def identity_of(path: Path) -> tuple[int, int] | None:
 
 
 def open_private(path: str | os.PathLike[str], flags: int) -> int:
-    """An opener for `open`: a new file is its owner's alone, whatever the umask."""
-    return os.open(path, flags, 0o600)
+    """An opener for `open`: a new file is its owner's alone, whatever the umask; a FIFO in its place does not block."""
+    return os.open(path, flags | os.O_NONBLOCK, 0o600)
 
 
 def sync(path: Path) -> None:
@@ -242,7 +242,7 @@ os.register_at_fork(after_in_child=_close_in_child)
 def owner_of(folder: Path) -> str | None:
     """Which process writes to a store now; None: none does, or it is not known."""
     try:
-        with open(folder / "lock") as file:
+        with open(folder / "lock", opener=open_private) as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
             except BlockingIOError:

@@ -7,6 +7,7 @@ import logging
 import os
 import shutil
 import sqlite3
+from collections.abc import Callable
 from pathlib import Path
 from unittest import mock
 
@@ -311,6 +312,29 @@ def test_a_process_that_only_reads_warns_of_another_secret(
     (tmp_path / "elsewhere").rename(root)
     clock.now += 60
     assert np.array_equal(get(reader, KEYS), BLOCKS)
+
+
+@pytest.mark.parametrize("name", ["index.sqlite", "lock", "blocks-00000", "namespaces.secret"])
+@pytest.mark.parametrize("make", [os.mkfifo, os.mkdir])
+def test_what_is_no_file_in_place_of_one_is_warned_of_and_does_not_block(
+    open_tier: OpenTier, tmp_path: Path, caplog: pytest.LogCaptureFixture, name: str, make: Callable[[Path], None]
+) -> None:
+    """A FIFO was opened for as long as nothing read from it."""
+    root = tmp_path / "store"
+    secret = namespace_secret(root)
+    put(written := open_tier(secret=secret))
+    written.close()
+    (path,) = root.rglob(name)
+    path.unlink()
+    make(path)
+    with caplog.at_level(logging.WARNING):
+        tier = open_tier(secret=secret)
+        put(tier, prefix_keys("bob", *range(6)))
+    assert caplog.records
+    assert len(get(tier, KEYS)) == 0
+    if path.name == "namespaces.secret":
+        with pytest.raises(OSError, match=name):
+            namespace_secret(root)
 
 
 def test_a_file_that_ends_too_early_gives_misses(open_tier: OpenTier, tmp_path: Path) -> None:
