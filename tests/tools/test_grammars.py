@@ -317,6 +317,7 @@ OPTIONAL_TEXTS: list[dict[str, Any]] = [
     {"type": ["string", "null"]},
     {"type": ["integer", "string", "null"]},
     {"anyOf": [{"$ref": "#/$defs/Text"}, {"type": "null"}]},
+    {"oneOf": [{"type": "string"}, {"type": "null"}]},
 ]
 NODE = {"type": "object", "properties": {"next": {"$ref": "#/$defs/Node"}}}
 

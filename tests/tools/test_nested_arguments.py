@@ -107,7 +107,9 @@ def test_a_strict_schema_that_cannot_be_enforced_is_refused(name: str, schema: d
 
 
 def test_a_strict_value_without_type_whose_schema_says_more_is_refused_where_it_is_not_json() -> None:
-    form, _ = form_for("gemma", {"properties": {"value": {"oneOf": [{"type": "integer"}]}}}, strict=True)
+    form, _ = form_for(
+        "gemma", {"properties": {"value": {"oneOf": [{"type": "integer"}, {"type": "number"}]}}}, strict=True
+    )
     with pytest.raises(ValueError, match="tools: send: oneOf cannot be enforced in this model's form of calls"):
         form.frame(content_is_constrained=False)
 

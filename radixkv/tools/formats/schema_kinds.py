@@ -38,8 +38,11 @@ class SchemaKinds:
         keys = set(schema) - ANNOTATIONS
         if keys == {"$ref"} and str(schema["$ref"]) in self._definitions:
             return self.of(self._definitions[schema["$ref"]])
-        if keys == {"anyOf"} and isinstance(schema["anyOf"], list):
-            return [kind for each in schema["anyOf"] for kind in self.of(each)]
+        for keyword in ("anyOf", "oneOf"):
+            if keys == {keyword} and isinstance(schema[keyword], list):
+                kinds = [kind for each in schema[keyword] for kind in self.of(each)]
+                if keyword == "anyOf" or _differ_in_type(kinds):
+                    return kinds
         values = named_values(schema)
         if isinstance(schema.get("type"), list):
             kinds = [{**schema, "type": each} for each in schema["type"]]
@@ -62,6 +65,13 @@ class SchemaKinds:
         if not strings:
             return [schema]
         return [*strings, {"anyOf": others}] if len(others) > 1 else [*strings, *others]
+
+
+def _differ_in_type(kinds: Sequence[Any]) -> bool:
+    """Whether each names a type, and no value is of two of them."""
+    types = [kind.get("type") if isinstance(kind, Mapping) else None for kind in kinds]
+    types = ["number" if each == "integer" else each for each in types]
+    return all(isinstance(each, str) for each in types) and len(set(types)) == len(types)
 
 
 def _definitions(parameters: Mapping[str, Any]) -> dict[str, Any]:
