@@ -16,6 +16,7 @@ from support.loaded_once import models_loaded_once
 from support.preloaded_process import COMMAND_LINE, run_preloaded
 from typer.main import get_command
 
+from radixkv import __main__
 from radixkv.cli import cluster
 from radixkv.cli.demo import QUESTIONS, SYSTEM
 from radixkv.cli.main import app, main
@@ -213,6 +214,13 @@ def test_an_error_is_one_line_that_says_what_it_is(
     monkeypatch.setattr("radixkv.cli.main.app", Mock(side_effect=error))
     result = radixkv("doctor")
     assert (result.returncode, result.stderr) == (1, f"radixkv: {words}\n")
+
+
+def test_an_interrupt_while_modules_are_imported_prints_no_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("builtins.__import__", Mock(side_effect=KeyboardInterrupt))
+    with pytest.raises(SystemExit) as end:
+        __main__.main()
+    assert end.value.code == 130
 
 
 def test_only_a_module_that_is_not_there_is_called_not_installed() -> None:
