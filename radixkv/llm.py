@@ -15,6 +15,7 @@ from radixkv.cache import Pin
 from radixkv.cache.arguments import check_seconds
 from radixkv.engine.engine import Engine
 from radixkv.engine.explain_prompts import add_tiers, decode_explanations, explain_cached
+from radixkv.engine.needed_packages import import_packages
 from radixkv.engine.pool_setup import log_length
 from radixkv.engine.request_output import beam_output, delta_output, request_output, with_texts
 from radixkv.llm_options import LLM_OPTIONS, LLMOptions, llm_configs
@@ -64,12 +65,14 @@ class LLM(ProcessBound):
         UnsupportedModelError: the model cannot run over blocks; the message says why.
         TypeError: ``model`` has another type, or an option is unknown; the message names the nearest known one.
         ValueError: an option is out of its range, or has no effect without another one.
+        MissingPackageError: an option needs a package that is not installed; the message says which extra brings it.
     """
 
     def __init__(self, model: Any | str | Path | None = None, **options: Unpack[LLMOptions]) -> None:
         own: Any = without_vllm_options(options)
         refuse_unknown("LLM.__init__", own, LLM_OPTIONS)
         model_config, engine_config = llm_configs(own)
+        import_packages(engine_config)
         loaded = load_model(
             model, model_config, native=not engine_config.enable_torch_compile, fingerprint=engine_config.has_tiers
         )

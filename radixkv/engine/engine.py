@@ -90,7 +90,6 @@ class Engine:
             cannot be bound.
         TypeError: a drafter is not a `Drafter`.
         OSError: a folder or a file that ``config`` names cannot be written, or another process has it.
-        MissingPackageError: what ``config`` asks for needs a package that is not installed.
         UnsupportedModelError: the model's attention cannot run over blocks.
         MemoryError: no room for the blocks.
     """

@@ -10,7 +10,6 @@ from radixkv.config import EngineConfig
 from radixkv.drafting.tree_index import TreeIndex
 from radixkv.engine.kv_tiers import KVTiers
 from radixkv.engine.open_tiers import open_tiers
-from radixkv.extras import needing_extra
 from radixkv.memory import KVPool
 from radixkv.model.loader import LoadedModel
 from radixkv.routing import PrefillRate
@@ -59,7 +58,7 @@ def open_cache(config: EngineConfig, loaded: LoadedModel, pool: KVPool, prefill_
     """Make the cache of a pool's blocks, and open its tiers and its publisher.
 
     Raises:
-        ValueError, ImportError, OSError, TypeError: as `open_publisher` and `open_tiers`; then nothing is open.
+        ValueError, OSError, TypeError: as `open_publisher` and `open_tiers`; then nothing is open.
     """
     num_blocks = pool.num_blocks
     publisher = open_publisher(config)
@@ -93,11 +92,10 @@ def open_publisher(config: EngineConfig) -> ZmqEventPublisher | None:
     """Listen at the configured addresses; None: events are not to be published.
 
     Raises:
-        MissingPackageError: pyzmq or msgspec is not installed.
         ValueError: an address cannot be bound.
     """
     if config.kv_events_endpoint is None:
         return None
-    with needing_extra("events", "kv_events_endpoint"):
-        from radixkv.observe.kv_events import ZmqEventPublisher
+    from radixkv.observe.kv_events import ZmqEventPublisher
+
     return ZmqEventPublisher(config.kv_events_endpoint, config.kv_events_replay_endpoint)

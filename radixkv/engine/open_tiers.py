@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import logging
 import os
 from collections.abc import Callable, Sequence
@@ -14,7 +13,7 @@ from radixkv.cache import CacheEvent, PrefixCache
 from radixkv.config import EngineConfig
 from radixkv.engine.block_fingerprint import block_fingerprint
 from radixkv.engine.kv_tiers import MANY_BLOCKS, KVTiers, TierSet
-from radixkv.extras import needing_extra
+from radixkv.engine.needed_packages import store_key
 from radixkv.memory import KVPool
 from radixkv.model.loader import LoadedModel
 from radixkv.routing import PrefillRate
@@ -24,7 +23,6 @@ from radixkv.tiers.disk.namespace_secret import find_secret, is_server
 from radixkv.tiers.disk.other_stores import OtherStores
 from radixkv.tiers.disk.slot_reader import slot_bytes_of
 from radixkv.tiers.disk_tier import DiskTier
-from radixkv.tiers.encryption import read_key
 from radixkv.tiers.folder_blobs import FolderBlobs
 from radixkv.tiers.host_tier import HostTier
 from radixkv.tiers.record import RecordCodec
@@ -58,7 +56,6 @@ def open_tiers(
         publish: takes events of what host memory and the disk hold; any thread calls it. None: none are recorded.
 
     Raises:
-        MissingPackageError: a key needs cryptography, or a server redis, and that is not installed.
         OSError: a file of a key or a secret cannot be read.
         StoreInUseError: another process writes to the folder.
         TypeError: one of ``tiers`` is not a `Tier`.
@@ -69,7 +66,7 @@ def open_tiers(
     fingerprint = block_fingerprint(loaded, pool)
     dtype = str(pool.dtype).removeprefix("torch.")
     block_format = BlockFormat(fingerprint, pool.block_size, pool.block_nbytes, dtype, loaded.name)
-    key = _store_key(config)
+    key = store_key(config)
     secret = find_secret(
         None if config.cache_secret_file is None else Path(config.cache_secret_file),
         None if config.disk_cache is None else Path(config.disk_cache),
@@ -100,30 +97,15 @@ def open_tiers(
 
 
 def _check_tiers(config: EngineConfig) -> None:
-    """Refuse, before any is opened, tiers that are none, folders that are files, and a server without its package."""
+    """Refuse, before any is opened, tiers that are none, and folders that are files."""
     for tier in config.tiers:
         lacks = [name for name in _PARTS_OF_TIERS if not (hasattr(type(tier), name) or hasattr(tier, name))]
         if lacks or isinstance(tier, type):
             without = f", which has no {', '.join(lacks)}" if lacks else ""
             raise TypeError(f"tiers: expected objects like radixkv.tiers.tier.Tier, got {tier!r:.80}{without}")
     _check_folder("disk_cache", config.disk_cache)
-    if config.shared_cache is not None:
-        if is_server(config.shared_cache):
-            with needing_extra("redis", "shared_cache"):
-                importlib.import_module("redis")
-        else:
-            _check_folder("shared_cache", config.shared_cache)
-
-
-def _store_key(config: EngineConfig) -> bytes | None:
-    """The key that encrypts what is stored outside this process; None: there is none."""
-    if config.disk_cache is None and config.shared_cache is None:
-        return None
-    key = read_key(None if config.store_key_file is None else Path(config.store_key_file))
-    if key is not None:
-        with needing_extra("encryption", "store_key_file"):
-            importlib.import_module("cryptography")
-    return key
+    if config.shared_cache is not None and not is_server(config.shared_cache):
+        _check_folder("shared_cache", config.shared_cache)
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,8 @@ import shutil
 import sys
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from support.dict_tier import DictTier
@@ -14,6 +16,8 @@ from support.faulty_os import disconnected
 from support.tiered_llm import GREEDY, PROMPTS, answers, evict_all, make
 
 from radixkv.engine.clearing import ALL_NAMESPACES, NamespaceSelection
+from radixkv.errors import MissingPackageError
+from radixkv.llm import LLM
 from radixkv.server.run import namespaces_secret
 from radixkv.tiers import backoff
 from radixkv.tiers.host_tier import HostTier
@@ -116,16 +120,18 @@ def test_a_shared_server_needs_a_secret_that_others_have() -> None:
     [
         ({"shared_cache": "redis://localhost:1/0"}, "redis", r"shared_cache: redis is not .* 'radixkv\[redis\]'"),
         ({"disk_cache": "blocks"}, "cryptography", r"store_key_file: cryptography .* 'radixkv\[encryption\]'"),
+        ({"kv_events_endpoint": "tcp://*:5557"}, "zmq", r"kv_events_endpoint: zmq is not .* 'radixkv\[events\]'"),
     ],
 )
-def test_a_missing_package_is_named_with_its_extra(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: dict[str, str], package: str, message: str
+def test_a_missing_package_is_named_with_its_extra_before_a_model_is_loaded(
+    monkeypatch: pytest.MonkeyPatch, options: dict[str, Any], package: str, message: str
 ) -> None:
-    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("radixkv.llm.load_model", Mock(side_effect=AssertionError))
     monkeypatch.setenv("RADIXKV_STORE_KEY", "0" * 64)
+    monkeypatch.delitem(sys.modules, "radixkv.observe.kv_events", raising=False)
     monkeypatch.setitem(sys.modules, package, None)
-    with pytest.raises(ImportError, match=message):
-        make(**options)
+    with pytest.raises(MissingPackageError, match=message):
+        LLM(**options)
 
 
 def test_what_is_no_tier_or_too_small_for_one_is_refused_by_its_option(tmp_path: Path) -> None:

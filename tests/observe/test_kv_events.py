@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,8 +13,6 @@ from support.cache_driver import leave
 from support.event_replay import replay_events
 
 from radixkv.cache import EventLog, PrefixCache
-from radixkv.config import EngineConfig
-from radixkv.engine.open_cache import open_publisher
 from radixkv.observe.kv_events import ZmqEventPublisher
 
 
@@ -129,10 +126,3 @@ def test_a_closed_publisher_refuses(tmp_path: Path) -> None:
 def test_an_address_that_cannot_be_bound_is_named() -> None:
     with pytest.raises(ValueError, match=r"kv_events_endpoint: expected an address .* got nowhere"):
         ZmqEventPublisher("nowhere")
-
-
-def test_a_missing_package_is_named_with_the_extra_that_brings_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delitem(sys.modules, "radixkv.observe.kv_events")
-    monkeypatch.setitem(sys.modules, "zmq", None)
-    with pytest.raises(ImportError, match=r"kv_events_endpoint: zmq is not installed: pip install 'radixkv\[events\]'"):
-        open_publisher(EngineConfig(kv_events_endpoint="tcp://*:5557"))
