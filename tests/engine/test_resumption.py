@@ -22,6 +22,7 @@ from radixkv import (
 )
 from radixkv.engine import resumption
 from radixkv.engine.request_output import request_output
+from radixkv.outputs import FinishReason
 from radixkv.prompts import Prompt
 
 PROMPT = "The three largest cities of France are"
@@ -144,6 +145,7 @@ GREEDY = SamplingParams(temperature=0, max_tokens=4)
             [CompletionOutput(0, "", [5, 200])],
             "sample 0: expected token ids of the vocabulary of 200 tokens, got 200",
         ),
+        (GREEDY, [CompletionOutput(0, "", [5, cast(Any, 1.5)])], "of the vocabulary of 200 tokens, got 1.5"),
         (GREEDY, [CompletionOutput(0, "", [5] * 5)], "sample 0: expected at most 4 tokens, got 5"),
         (
             replace(GREEDY, stop_token_ids=[7]),
@@ -166,6 +168,15 @@ GREEDY = SamplingParams(temperature=0, max_tokens=4)
 def test_what_cannot_be_resumed_is_refused(params: Any, outputs: list[CompletionOutput], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         tiny().engine.request_factory.make("a", Prompt([4, 5], resume=outputs), params)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "reason", "expected"), [([6] * 4, None, "length"), ([6, 7], "stop", "stop"), ([], "stop", "stop")]
+)
+def test_an_answer_that_has_ended_stays_as_it_is(tokens: list[int], reason: FinishReason | None, expected: str) -> None:
+    begun = CompletionOutput(0, "", tokens, finish_reason=reason)
+    request = tiny().engine.request_factory.make("a", Prompt([4, 5], resume=[begun]), GREEDY)
+    assert [(each.output_token_ids, each.finish_reason) for each in request.sequences] == [(tokens, expected)]
 
 
 def test_tokens_that_the_grammar_forbids_are_refused(llm: LLM) -> None:

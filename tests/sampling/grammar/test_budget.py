@@ -10,7 +10,7 @@ from unittest.mock import Mock
 import pytest
 import torch
 
-from radixkv import LLM, BeamSearchParams, SamplingParams, StructuredOutputsParams
+from radixkv import LLM, BeamSearchParams, CompletionOutput, SamplingParams, StructuredOutputsParams
 from radixkv.errors import StructuredOutputError
 from radixkv.prompts import Prompt
 from radixkv.sampling.grammar import compiler
@@ -106,6 +106,19 @@ def test_a_tenant_pays_for_the_time_of_its_grammars(llm: LLM, monkeypatch: pytes
     while engine.has_unfinished_requests:
         engine.step()
     assert shares.counter("dear") == 0.0
+
+
+def test_nobody_pays_for_the_replay_of_a_resumed_answer(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    factory, clock = llm.engine.request_factory, SteppingClock()
+    clock.seconds = 0.005
+    monkeypatch.setattr(factory, "grammars", compiler.GrammarCompiler(llm.engine.loaded, clock))
+    spec = StructuredOutputsParams(regex="[0-9]{30}")
+    begun = CompletionOutput(0, "", llm.get_tokenizer().encode("123"))
+    before = clock()
+    request = factory.make("a", Prompt([5], resume=[begun]), SamplingParams(seed=1, structured_outputs=spec))
+    assert request.grammar is not None
+    assert clock() - before > 2 * clock.seconds
+    assert request.grammar.budget.stalled_seconds == 0
 
 
 def test_masks_that_are_filled_side_by_side_cost_the_time_that_passed(
