@@ -181,8 +181,11 @@ def test_a_tenant_is_charged_once_for_each_token_of_its_samples_and_beams(
     engine = tiny(async_scheduling=False).engine
     add(engine, "keeps the counters", [9], GREEDY)
     several = add(engine, "several", [3, 4, 5, 6], params, tenant="t")
+    first_token_times = set()
     while not several.finished:
         engine.step()
+        first_token_times.add(several.metrics.first_token_time)
+    assert len(first_token_times) == 1
     assert engine.scheduler.shares.counter("t") == 3 * COMPUTED_TOKEN_COST + 3 * 5 * GENERATED_TOKEN_COST
     finish(engine)
 

@@ -14,6 +14,7 @@ from radixkv import LLM, BeamSearchParams, SamplingParams, StructuredOutputsPara
 from radixkv.errors import StructuredOutputError
 from radixkv.prompts import Prompt
 from radixkv.sampling.grammar import compiler
+from radixkv.sampling.grammar.state import GrammarState
 
 # Its cost shows only once the string has begun.
 COSTLY = {
@@ -226,3 +227,18 @@ def test_a_missing_package_is_named_with_the_extra_that_brings_it(
         ImportError, match=r"structured_outputs: llguidance is not installed: pip install 'radixkv\[serv"
     ):
         grammars.prepare() if step == "prepare" else grammars.compile(StructuredOutputsParams(regex="[a-z]"))
+
+
+def test_a_request_fails_though_only_the_first_of_its_samples_does(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine, spec = llm.engine, StructuredOutputsParams(regex="[0-9]{30}")
+    options = SamplingParams(n=2, seed=1, max_tokens=20, structured_outputs=spec)
+    request = engine.request_factory.make("a", Prompt([5, 6, 7]), options)
+    engine.add(request)
+    while len(request.sequences) < 2:
+        engine.step()
+    assert request.sequences[0].sampling is not None
+    failing, failure = request.sequences[0].sampling.grammar, StructuredOutputError("too many items")
+    monkeypatch.setattr(GrammarState, "failure", property(lambda state: failure if state is failing else None))
+    engine.step()
+    assert request.failure is failure
+    assert not engine.has_unfinished_requests
