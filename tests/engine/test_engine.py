@@ -190,6 +190,13 @@ def test_a_tenant_is_charged_once_for_each_token_of_its_samples_and_beams(
     finish(engine)
 
 
+def test_what_fails_in_a_step_without_requests_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = tiny().engine
+    monkeypatch.setattr(engine, "_execute", raising_at(1, OSError("no space left"), engine._execute))
+    with pytest.raises(OSError, match="no space left"):
+        engine.step()
+
+
 def test_a_seed_gives_the_same_tokens_whatever_else_runs() -> None:
     params = SamplingParams(n=3, temperature=1.0, top_p=0.9, seed=42, max_tokens=20, ignore_eos=True)
     prompts = shared_prefix_prompts(8, 9)
