@@ -6,6 +6,7 @@ import asyncio
 import json
 import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from contextlib import aclosing
 
 import httpx
 import pytest
@@ -14,6 +15,7 @@ from support.time_limit import HANGING
 
 from radixkv import BeamSearchParams, SamplingParams
 from radixkv.cluster import ReplicaStreams
+from radixkv.cluster.answer_lines import answer_lines
 from radixkv.cluster.attempt import Attempt, MovedError
 from radixkv.cluster.losses import Losses, LostError, RefusedError
 from radixkv.cluster.wire import encode_begun, encode_error
@@ -275,6 +277,22 @@ async def test_a_replica_that_falls_silent_before_it_takes_a_request_has_not_die
         cluster.hung.add(asked[1])
         assert await answer == [7]
     await replicas.close()
+
+
+async def test_a_replica_that_falls_silent_after_it_took_a_request_may_have_died_of_it() -> None:
+    async def accepting() -> AsyncIterator[bytes]:
+        await asyncio.Event().wait()
+        yield b""
+
+    attempt = Attempt("a", None, 10, begun=False)
+    transport = httpx.MockTransport(streaming(accepting))
+    async with client_of(transport) as client, aclosing(answer_lines("a", client, b"{}", {}, attempt.send)) as lines:
+        reading = attempt.read(lines)
+        assert await anext(reading) is None
+        attempt.abandon()
+        with pytest.raises(LostError, match="a: it died") as loss:
+            await anext(reading)
+        assert loss.value.died
 
 
 async def test_a_replica_that_broke_off_has_died_even_if_it_is_marked_down_during_the_health_check() -> None:

@@ -8,14 +8,23 @@ from typing import Any
 
 import pytest
 from support.held_steps import HeldSteps
-from support.pretended_replicas import until
+from support.pretended_replicas import answering, client_of, line, streams_over, tokens, until
 from support.replica_servers import local_replicas, tiny_llm
 
 from radixkv import BeamSearchParams, SamplingParams
 from radixkv.cluster import create_ingress
 from radixkv.config import ModelConfig
+from radixkv.outputs import RequestMetrics
 from radixkv.prompts import Prompt
 from radixkv.server.config import ServerConfig
+
+
+async def test_what_has_a_token_was_admitted_although_its_replica_did_not_say_so() -> None:
+    """A replica does not, where the first token is there as soon: the prompt would be charged to nobody."""
+    times = RequestMetrics(0.0)
+    assert await tokens(streams_over({"a": client_of(answering(line(7, "length")))}), times=times) == [7]
+    assert times.scheduled_time is not None
+    assert times.scheduled_time == times.first_token_time
 
 
 async def test_a_search_has_its_first_token_before_its_result(default_tokenizer: Any, tmp_path: Path) -> None:

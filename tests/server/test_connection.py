@@ -35,11 +35,13 @@ async def test_a_request_that_arrived_has_all_the_time_of_the_world() -> None:
     connection.assert_refused(408)
 
 
-async def test_a_request_that_comes_before_an_answer_ends_is_dropped_with_the_connection() -> None:
+@pytest.mark.parametrize("pause", [False, True], ids=["at once", "later"])
+async def test_a_request_that_comes_before_an_answer_ends_is_dropped_with_the_connection(pause: bool) -> None:
     """It used to stop reading, and with it noticing that the client is gone: an answer without a reader ran to its end."""
     for rest in (b"", HEAD + b"123456789" + HEAD[:20], HEAD[:30]):
         connection = Connection()
-        await connection.send(HEAD + b"123456789" + HEAD + b"abcde")
+        for part in [HEAD + b"123456789", HEAD + b"abcde"] if pause else [HEAD + b"123456789" + HEAD + b"abcde"]:
+            await connection.send(part)
         for start in range(0, len(rest), 7):
             await connection.send(rest[start : start + 7])
         assert connection.received == [b"123456789"]
