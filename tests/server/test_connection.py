@@ -176,3 +176,15 @@ async def test_a_client_that_reads_slowly_is_not() -> None:
         assert not connection.transport.aborted
     assert connection.loop.expire(30)
     assert connection.transport.aborted
+
+
+async def test_an_answer_goes_on_when_its_client_reads_again() -> None:
+    connection = Connection()
+    await connection.send(HEAD + b"123456789")
+    connection.protocol.pause_writing()
+    connection.may_answer.set()
+    await connection.settle()
+    assert connection.transport.written == b""
+    connection.protocol.resume_writing()
+    await connection.settle()
+    assert connection.transport.written.endswith(b"\r\n\r\nok")
