@@ -5,17 +5,21 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
 import numpy as np
 import pytest
 from support.dict_tier import DictTier, PartlyFilledDictTier
-from support.tier_model import partly_filled, prefix_keys
+from support.disk_tiers import tier_in
+from support.tier_model import FORMAT, partly_filled, prefix_keys
 from support.time_limit import HANGING
 
 from radixkv.tiers.block_key import BlockKey
+from radixkv.tiers.folder_blobs import FolderBlobs
 from radixkv.tiers.host_tier import HostTier
+from radixkv.tiers.shared_tier import SharedTier
 from radixkv.tiers.stack import Span, TierStack
 from radixkv.tiers.stats import StoreStats
 from radixkv.tiers.tier import BlockBytes
@@ -291,3 +295,16 @@ def test_what_was_queued_before_it_was_cleared_is_not_put_afterwards(is_all: tup
     assert not tier.blocks
     stack.write(KEYS, np.zeros((3, 8), np.uint8), stack.num_clears(namespace))
     assert len(tier.blocks) == 3
+
+
+def test_no_thread_of_closed_tiers_stays(tmp_path: Path) -> None:
+    before = set(threading.enumerate())
+    store = FolderBlobs(tmp_path / "shared", capacity_bytes=1 << 20)
+    stack = TierStack([HostTier(1 << 10, FORMAT.block_bytes), tier_in(tmp_path), SharedTier(store, FORMAT)])
+    stack.write(KEYS, np.zeros((3, FORMAT.block_bytes), np.uint8), stack.num_clears(KEYS[0].namespace))
+    stack.clear(None)
+    assert len(set(threading.enumerate()) - before) >= 4
+    assert stack.close(HANGING)
+    for thread in set(threading.enumerate()) - before:
+        thread.join(HANGING)
+        assert not thread.is_alive()
