@@ -118,7 +118,7 @@ def test_what_a_batch_that_failed_has_written_is_overwritten(
 
 
 def test_a_disk_that_is_full_later_keeps_what_it_has_and_makes_room_there(
-    open_tier: OpenTier, clock: FakeClock
+    open_tier: OpenTier, clock: FakeClock, caplog: pytest.LogCaptureFixture
 ) -> None:
     with mock.patch.object(slot_files, "os", FaultyOs()) as disk, mock.patch.object(slot_files, "FILE_BYTES", 4 * SLOT):
         tier = open_tier()
@@ -132,6 +132,8 @@ def test_a_disk_that_is_full_later_keeps_what_it_has_and_makes_room_there(
         put(tier)
         assert tier.contains_prefix(KEYS) == 6
         assert tier.contains_prefix(other) == 2
+    assert [message.startswith("taking more space for ") for message in caplog.messages] == [True, True]
+    assert caplog.messages[-1].endswith(": works again")
 
 
 def test_space_that_a_full_disk_gave_in_part_is_given_back(open_tier: OpenTier, tmp_path: Path) -> None:
