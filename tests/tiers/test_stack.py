@@ -297,6 +297,49 @@ def test_what_was_queued_before_it_was_cleared_is_not_put_afterwards(is_all: tup
     assert len(tier.blocks) == 3
 
 
+class BorrowingTier(DictTier):
+    """Counts what it may keep in the caller's memory until it is flushed."""
+
+    num_borrowed = 0
+
+    def put_many(self, keys: Sequence[BlockKey], blocks: BlockBytes) -> None:
+        assert not blocks.flags.writeable
+        super().put_many(keys, blocks)
+
+    def borrow_many(self, keys: Sequence[BlockKey], blocks: BlockBytes) -> None:
+        self.num_borrowed += len(keys)
+        self.put_many(keys, blocks)
+
+
+def test_what_a_farther_tier_has_is_copied_to_nearer_ones_and_what_is_written_is_lent() -> None:
+    """The memory into which blocks are read is that of the next ones at once."""
+    near, far, blocks = BorrowingTier(), DictTier(), np.arange(24, dtype=np.uint8).reshape(3, 8)
+    far.put_many(KEYS, blocks)
+    stack, out = TierStack([near, far]), np.empty((3, 8), np.uint8)
+    (span,) = stack.find(KEYS)
+    assert stack.read(span, KEYS, out) == 3
+    assert near.blocks == far.blocks
+    assert near.num_borrowed == 0
+    assert out.flags.writeable
+    stack.clear(KEYS[0].namespace)
+    assert not near.blocks
+    assert not far.blocks
+    stack.write(KEYS, blocks, stack.num_clears(KEYS[0].namespace))
+    assert near.num_borrowed == len(near.blocks) == len(far.blocks) == 3
+
+
+def test_each_outage_of_a_tier_is_warned_of_once(caplog: pytest.LogCaptureFixture) -> None:
+    tier = DictTier()
+    stack = TierStack([tier])
+    for num_warnings in (1, 2):
+        tier.fault = "is gone"
+        for _ in range(3):
+            assert not stack.find(KEYS)
+        assert len(caplog.records) == num_warnings
+        tier.fault = None
+        stack.find(KEYS)
+
+
 def test_no_thread_of_closed_tiers_stays(tmp_path: Path) -> None:
     before = set(threading.enumerate())
     store = FolderBlobs(tmp_path / "shared", capacity_bytes=1 << 20)
