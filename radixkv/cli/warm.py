@@ -76,7 +76,7 @@ def warm(
             f"{num_lacking} of {len(prompts)} prompts are not stored, or not whole: the reasons are above, or what is stored "
             "needs more space than it has (disk_cache_size)"
         )
-    print(f"{len(prompts)} prompts are stored; requests find {num_tokens} tokens of them")
+    print(f"prompts stored: {len(prompts)}; tokens of them that requests find: {num_tokens}")
 
 
 def tenant_of(api_key: str | None, keys_file: Path | None, secret: bytes | None) -> Tenant:

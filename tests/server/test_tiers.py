@@ -180,7 +180,10 @@ def test_blocks_that_could_not_be_stored_do_not_count_as_stored(tmp_path: Path, 
         assert result.exit_code == 1
         assert said in str(result.exception)
     result = CliRunner().invoke(app, command)
-    assert (result.exit_code, result.output.startswith("8 prompts are stored; requests find ")) == (0, True)
+    assert (result.exit_code, result.output.startswith("prompts stored: 8; tokens of them that requests find: ")) == (
+        0,
+        True,
+    )
 
 
 def test_options_that_change_nothing_that_is_stored_are_none_of_the_command_s(tmp_path: Path) -> None:
