@@ -15,6 +15,7 @@ from radixkv.errors import ModelLoadError, first_line, one_line
 from radixkv.model.default_model import find_default_model, is_default_model
 from radixkv.model.gguf.conversion import ensure_converted
 from radixkv.model.hub import fetch
+from radixkv.model.weights.paths import OF_TORCH, SAFETENSORS
 
 _EXPECTED = "expected a hub id that can be reached, a folder with a transformers model, or a .gguf file"
 
@@ -74,7 +75,9 @@ def load_errors(name: str) -> Iterator[None]:
     except (OSError, ValueError, KeyError) as error:
         if needs_code(error):
             raise ModelLoadError(f"{name}: it needs code that comes with it, which is never run here") from error
-        raise ModelLoadError(f"{name}: could not be loaded ({first_line(error)}); {_EXPECTED}") from error
+        raise ModelLoadError(
+            f"{name}: could not be loaded ({first_line(error)}){_hint(Path(name))}; {_EXPECTED}"
+        ) from error
     except ImportError as error:
         reason = one_line(str(error))
         raise ModelLoadError(f"{name}: could not be loaded, for a package is missing: {reason}") from error
@@ -102,8 +105,10 @@ def _fetch(model: str, with_weights: bool) -> Path:
 
 
 def _hint(folder: Path) -> str:
-    """What to do with a folder that holds no model; empty: that is not known."""
-    return "; merge the adapter in it into its base model" if (folder / "adapter_config.json").is_file() else ""
+    """What to do with a folder that holds no weights of a model; empty: it does, or that is not known."""
+    has_weights = any((folder / name).is_file() for name in (*SAFETENSORS, *OF_TORCH))
+    is_adapter = (folder / "adapter_config.json").is_file() and not has_weights
+    return "; merge the adapter in it into its base model" if is_adapter else ""
 
 
 def _missing(model: str | Path, reason: str) -> ModelLoadError:

@@ -265,6 +265,9 @@ def test_an_adapter_is_refused_as_one(tmp_path: Path) -> None:
     (tmp_path / "adapter_config.json").write_text("{}")
     with pytest.raises(ModelLoadError, match=r"has no config\.json; merge the adapter in it into its base model$"):
         load_model(tmp_path)
+    build_supported("llama").config.save_pretrained(tmp_path)
+    with pytest.raises(ModelLoadError, match=r"could not be loaded .*; merge the adapter in it into its base model; "):
+        load_model(tmp_path)
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "config.json"])
