@@ -25,7 +25,7 @@ from radixkv.bench.common.figures import write_figures
 from radixkv.bench.common.machine import describe_machine
 from radixkv.bench.common.tables import figure_table
 from radixkv.bench.tiers.first_tokens import MORE_ROUNDS, Restart, measure_restart, measure_shared
-from radixkv.bench.tiers.working_set import LOAD, Arrivals, WorkingSet, measure_arrivals, measure_working_set
+from radixkv.bench.tiers.working_set import LOAD, MeasuredArrivals, WorkingSet, measure_arrivals, measure_working_set
 from radixkv.bench.tiers.writing import UNRELATED_PROMPTS, measure_writing
 
 
@@ -151,7 +151,7 @@ def _working_set_table(sets: list[WorkingSet]) -> Table:
     return table
 
 
-def _arrivals_table(arrivals: list[Arrivals]) -> Table:
+def _arrivals_table(arrivals: list[MeasuredArrivals]) -> Table:
     table = figure_table("below the pool", "requests/s", "cached", "first token p50, s", "p99, s", "p99 / p50 of none")
     for users in arrivals:
         table.add_row(

@@ -53,7 +53,7 @@ class WorkingSet:
 
 
 @dataclass(frozen=True, slots=True)
-class Arrivals:
+class MeasuredArrivals:
     """The same arrivals over one kind of tier.
 
     Attributes:
@@ -96,7 +96,7 @@ def measure_working_set(model: str | None, tier: str, folder: Path, conversation
 
 def measure_arrivals(
     model: str | None, requests_per_second: float, folder: Path, conversations: int, turns: int
-) -> list[Arrivals]:
+) -> list[MeasuredArrivals]:
     """The same conversations at the same times, over no tier and each kind.
 
     They begin as a Poisson process. During the pause of one, half as many requests arrive as there are conversations.
@@ -115,7 +115,7 @@ def measure_arrivals(
             gaps = [rng.expovariate(requests_per_second / turns) for _ in range(conversations)]
             pause = conversations / 2 / requests_per_second
             outputs = asyncio.run(_converse_all(llm, list(itertools.accumulate(gaps)), pause, turns))
-        rows.append(Arrivals(tier, requests_per_second, *_cached_and_first_tokens(outputs)))
+        rows.append(MeasuredArrivals(tier, requests_per_second, *_cached_and_first_tokens(outputs)))
     return rows
 
 
