@@ -175,7 +175,7 @@ def _convert(gguf: Path, folder: Path) -> None:
     from transformers import AutoTokenizer
 
     from radixkv.model.gguf.model import describe
-    from radixkv.model.weights.whole import load_whole
+    from radixkv.model.weights.transformers_model import load_whole
 
     config = describe(gguf).config
     tokenizer = AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name, trust_remote_code=False)

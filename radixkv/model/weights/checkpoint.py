@@ -22,7 +22,7 @@ from radixkv.model.quantised import METHODS, OtherLayoutError, QuantisedFiles, U
 from radixkv.model.supported import check_supported
 from radixkv.model.weights.deferred import BlockFile, CheckpointFiles, DeferredWeights, build_without_weights
 from radixkv.model.weights.paths import safetensors_of
-from radixkv.model.weights.whole import integers_of_torch, load_whole, refuse_integers
+from radixkv.model.weights.transformers_model import integers_of_torch, load_whole, refuse_integers
 
 # What safetensors and torch raise for a damaged file, besides OSError.
 _OF_DAMAGE = (SafetensorError, UnpicklingError, EOFError, RuntimeError)

@@ -24,7 +24,7 @@ from transformers.initialization import no_init_weights
 
 from radixkv.model.gguf import blocks as gguf_blocks
 from radixkv.model.gguf.conversion import BLOCKS_FILE
-from radixkv.model.weights.whole import model_class
+from radixkv.model.weights.transformers_model import model_class
 from radixkv_cpu import Blocks
 
 ROWS_OF_A_PIECE = 4096

@@ -154,7 +154,7 @@ def test_what_the_model_does_not_know_is_refused_before_weights_are_read(
     write_model(build("llama", WIDE), tmp_path / "tiny.gguf", "llama", fields=fields, tensors=floats)
     if not in_blocks:
         refuse_blocks(monkeypatch)
-    monkeypatch.setattr("radixkv.model.weights.whole.load_whole", None)
+    monkeypatch.setattr("radixkv.model.weights.transformers_model.load_whole", None)
     with pytest.raises(ModelLoadError, match=rf"tiny\.gguf would not .*{message}.*possible instead is"):
         load_model(tmp_path / "tiny.gguf", ModelConfig(dtype="float32"))
     assert not list(model_cache.iterdir())

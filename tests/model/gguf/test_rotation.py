@@ -170,7 +170,7 @@ def test_other_scaling_is_refused_before_weights_are_read(
     scaled(architecture, LINEAR, tmp_path / "tiny.gguf", {"rope.scaling.factor": 4.0, **fields})
     if not in_blocks:
         refuse_blocks(monkeypatch)
-    monkeypatch.setattr("radixkv.model.weights.whole.load_whole", None)
+    monkeypatch.setattr("radixkv.model.weights.transformers_model.load_whole", None)
     with pytest.raises(ModelLoadError, match=rf"tiny\.gguf would not .*{message}.*possible instead is"):
         load_model(tmp_path / "tiny.gguf", ModelConfig(dtype="float32"))
 
