@@ -118,9 +118,10 @@ class SharedTier:
         self._reads = Backoff(f"reading {store.description}", clock)
         self._writes = Backoff(f"writing {store.description}", clock)
         self._unreadable = False  # whether reading blocks failed last: that the store finds some proves nothing then
-        # Paths still to be cleared: until the store has cleared them, nothing below them is read.
-        # Any thread reads this; each change replaces it, under the lock.
-        self._uncleared: frozenset[str] = frozenset()
+        # Paths still to be cleared, and the number of the latest call that did so: until the store has cleared a path after
+        # that call, nothing below it is read. Any thread reads this; each change replaces it, under the lock.
+        self._uncleared: dict[str, int] = {}
+        self._num_clears = 0
         self._clearing = threading.Lock()
         self._will_clear_again = False  # whether a job for it is queued: the writer's thread may hang
         self._refused_clear = False  # whether the store did, since it worked last; used by the thread that clears
@@ -202,7 +203,7 @@ class SharedTier:
         if not uncleared:
             return True
         self._clear_again()
-        return uncleared.isdisjoint((self._codec.name, f"{self._codec.name}/{key.namespace.hex()}"))
+        return uncleared.keys().isdisjoint((self._codec.name, f"{self._codec.name}/{key.namespace.hex()}"))
 
     def _clear_again(self) -> None:
         """Have the writer's thread clear what the store could not clear, once it may be tried again."""
@@ -285,7 +286,7 @@ class SharedTier:
         self._if_ready(self._clear_store)
 
     def _clear_store(self) -> None:
-        for path in self._uncleared:
+        for path, clear in self._uncleared.items():
             try:
                 self._store.clear(path)
             except OSError:
@@ -295,11 +296,13 @@ class SharedTier:
                 self._refused_clear = False
                 self._writes.worked()
             with self._clearing:
-                self._uncleared = self._uncleared - {path}
+                if self._uncleared.get(path) == clear:
+                    self._uncleared = {other: later for other, later in self._uncleared.items() if other != path}
 
     def _note_uncleared(self, path: str) -> None:
         with self._clearing:
-            self._uncleared = self._uncleared | {path}
+            self._num_clears += 1
+            self._uncleared = self._uncleared | {path: self._num_clears}
 
     def _if_ready(self, job: Callable[[], None]) -> None:
         """`_attempt`, unless the store was left alone."""

@@ -182,6 +182,27 @@ def test_what_is_written_while_it_is_cleared_is_cleared_once_more(
     assert other.contains_prefix(KEYS) == 0
 
 
+def test_what_is_cleared_again_while_the_store_clears_it_is_not_found_in_between(
+    open_tier: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What another process had written meanwhile was found after the second call, until the store had cleared it once more."""
+    tier, other = open_tier(), open_tier()
+    clear, found = tier._store.clear, []
+
+    def clear_again(path: str) -> None:
+        clear(path)
+        monkeypatch.undo()
+        put(other)
+        tier._writer.call(lambda: found.append(tier.contains_prefix(KEYS)))  # before the second call is carried out
+        tier.clear(KEYS[0].namespace)
+
+    monkeypatch.setattr(tier._store, "clear", clear_again)
+    tier.clear(KEYS[0].namespace)
+    assert tier.flush(600) and tier.flush(600)
+    assert found == [0]
+    assert other.contains_prefix(KEYS) == 0
+
+
 def test_a_tier_that_was_closed_has_written_what_was_put_and_is_empty(open_tier: Open) -> None:
     tier, other = open_tier(), open_tier()
     tier.put_many(KEYS, BLOCKS)
