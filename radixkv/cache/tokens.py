@@ -19,6 +19,8 @@ from radixkv.cache.errors import InvalidArgumentError
 
 TOKEN_BYTES = 4
 MAX_TOKEN_ID = 2**31 - 1
+# Of so few bytes, such as a block's, integers of Python are compared in a fifth to a half of numpy's time.
+_FEW_BYTES = 1024
 
 TokenIds = Sequence[int] | NDArray[np.integer]
 
@@ -83,6 +85,10 @@ def decode(data: bytes | bytearray) -> NDArray[np.int32]:
 def common_tokens(a: bytes | bytearray, a_start: int, b: bytes | bytearray) -> int:
     """How many tokens the beginnings of ``b`` and of ``a`` from byte ``a_start`` on have in common."""
     size = min(len(a) - a_start, len(b))
+    if size <= _FEW_BYTES:
+        differing = int.from_bytes(a[a_start : a_start + size], "little") ^ int.from_bytes(b[:size], "little")
+        lowest_bit = (differing & -differing).bit_length() - 1
+        return lowest_bit // (8 * TOKEN_BYTES) if differing else size // TOKEN_BYTES
     left = np.frombuffer(a, dtype=np.int32, count=size // TOKEN_BYTES, offset=a_start)
     right = np.frombuffer(b, dtype=np.int32, count=size // TOKEN_BYTES)
     differs = left != right
