@@ -185,7 +185,7 @@ def test_what_is_written_while_it_is_cleared_is_cleared_once_more(
 def test_what_is_cleared_again_while_the_store_clears_it_is_not_found_in_between(
     open_tier: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What another process had written meanwhile was found after the second call, until the store had cleared it once more."""
+    """What another process had written meanwhile was found after the second call, until that was carried out."""
     tier, other = open_tier(), open_tier()
     clear, found = tier._store.clear, []
 
@@ -198,7 +198,8 @@ def test_what_is_cleared_again_while_the_store_clears_it_is_not_found_in_between
 
     monkeypatch.setattr(tier._store, "clear", clear_again)
     tier.clear(KEYS[0].namespace)
-    assert tier.flush(600) and tier.flush(600)
+    for _ in range(2):  # the second time, what the first call queued
+        assert tier.flush(600)
     assert found == [0]
     assert other.contains_prefix(KEYS) == 0
 
