@@ -109,6 +109,27 @@ def test_what_is_computed_again_goes_down_again() -> None:
     assert writer.stop(600)
 
 
+def test_where_a_block_that_was_evicted_is_gone_below_those_sent_before_it_are_sent_again() -> None:
+    tier = DictTier()
+    cache, moves, writer = moves_into(tier, 100, "write-back")
+    compute(cache, [*range(8)])
+    moves.want_prefix(encode([*range(8)]), "")
+    moves.write_wanted(cache, lambda: 600.0)
+    compute(cache, [*range(12)])
+    press(cache, 62)
+    moves.send_down(cache)
+    assert writer.flush(600)
+    assert len(tier.blocks) == 3
+    tier.blocks.clear()
+    table = cache.open([*range(12)])
+    moves.note_missing(table, encode([*range(8, 12)]))
+    cache.abort(table)
+    press(cache, 64)
+    moves.send_down(cache)
+    assert writer.stop(600)
+    assert [decode(key.tokens).tolist() for key, _ in tier.blocks.values()] == [[0, 1, 2, 3], [4, 5, 6, 7]]
+
+
 def test_once_it_is_stopped_nothing_goes_down() -> None:
     tier = DictTier()
     cache, moves, writer = moves_into(tier, 100)
@@ -194,3 +215,13 @@ def test_what_prompts_have_in_common_is_marked_with_each_of_them() -> None:
     moves.write_wanted(cache, lambda: 600)
     assert writer.stop(600)
     assert [length for length in tier.marked if length in (41, 20)] == [41, 41, 41, 20]
+
+
+def test_in_the_end_what_was_used_last_is_marked_last_so_that_it_is_the_last_to_make_room() -> None:
+    tier = MarkedTier()
+    cache, moves, writer = moves_into(tier, 100, "write-back")
+    for num_blocks in (1, 2, 3):
+        compute(cache, [num_blocks] * 4 * num_blocks)
+    moves.write_hot(cache, 100, lambda: 600.0)
+    assert writer.stop(600)
+    assert tier.marked[-3:] == [1, 2, 3]
