@@ -97,7 +97,7 @@ def open_tiers(
 
 
 def _check_tiers(config: EngineConfig) -> None:
-    """Refuse, before any is opened, tiers that are none, and folders that are files."""
+    """Refuse objects that are not tiers, and folders that are files."""
     for tier in config.tiers:
         lacks = [name for name in _PARTS_OF_TIERS if not (hasattr(type(tier), name) or hasattr(tier, name))]
         if lacks or isinstance(tier, type):

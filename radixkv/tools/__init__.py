@@ -7,7 +7,8 @@
       formats/          the forms in which families of models write calls, one per file
         json_calls.py   reads calls as JSON objects, while they are being generated
         source.py       the text that a parser reads incrementally
-        grammar.py      grammars that let an answer hold only valid calls; closed_schema.py: with arguments that are named
+        grammar.py      grammars that let an answer hold only valid calls
+          closed_schema.py  schemas that allow only the arguments that they name
       reasoning.py      thoughts between tags
       template_messages.py  conversations, changed where templates do not take them as they are
       instructions.py   tools in words, for templates that do not support them

@@ -1,4 +1,4 @@
-"""JSON schemas of arguments, closed to properties that they do not name."""
+"""JSON schemas, closed to properties that they do not name."""
 
 from __future__ import annotations
 

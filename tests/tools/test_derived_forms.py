@@ -86,7 +86,9 @@ def test_it_is_written_as_the_template_writes_it(name: str) -> None:
 
 @pytest.mark.parametrize("schema", [{"anyOf": [{"type": "string"}, {"type": "null"}]}, {"enum": ["text", None]}, {}])
 @pytest.mark.parametrize("value", ["text", None])
-def test_where_frames_tell_strings_one_is_written_as_such_whatever_else_is_allowed(schema: Any, value: Any) -> None:
+def test_where_frames_distinguish_strings_one_is_written_as_such_whatever_else_is_allowed(
+    schema: Any, value: Any
+) -> None:
     tool = {"type": "function", "function": {"name": "send", "parameters": {"properties": {"value": schema}}}}
     tokenizer = make_tokenizer(chatml("", DERIVABLE["typed-elements"]))
     form = ChatFormat.of(tokenizer).answer_form("", options("required", tools=[tool]))

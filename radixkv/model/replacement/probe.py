@@ -95,7 +95,7 @@ def compute_a_few_tokens(model: transformers.PreTrainedModel) -> None:
     """
     count = len(TOKEN_SIZES)
     tokens = torch.arange(1, count + 1, device=model.device).unsqueeze(0)
-    # Rotation makes a difference there, and some models scale queries at far positions only.
+    # So far apart, rotation makes a difference; and some models scale queries at far positions only.
     longest = getattr(model.config.get_text_config(), "max_position_embeddings", None) or 2**12
     with errors_of_model(model):
         model(input_ids=tokens, position_ids=tokens * ((longest - 1) // count), use_cache=False)
