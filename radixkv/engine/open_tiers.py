@@ -13,7 +13,6 @@ from radixkv.cache import CacheEvent, PrefixCache
 from radixkv.config import EngineConfig
 from radixkv.engine.block_fingerprint import block_fingerprint
 from radixkv.engine.kv_tiers import MANY_BLOCKS, KVTiers, TierSet
-from radixkv.engine.needed_packages import store_key
 from radixkv.memory import KVPool
 from radixkv.model.loader import LoadedModel
 from radixkv.routing import PrefillRate
@@ -23,6 +22,7 @@ from radixkv.tiers.disk.namespace_secret import find_secret, is_server
 from radixkv.tiers.disk.other_stores import OtherStores
 from radixkv.tiers.disk.slot_reader import slot_bytes_of
 from radixkv.tiers.disk_tier import DiskTier
+from radixkv.tiers.encryption import read_key
 from radixkv.tiers.folder_blobs import FolderBlobs
 from radixkv.tiers.host_tier import HostTier
 from radixkv.tiers.record import RecordCodec
@@ -66,7 +66,7 @@ def open_tiers(
     fingerprint = block_fingerprint(loaded, pool)
     dtype = str(pool.dtype).removeprefix("torch.")
     block_format = BlockFormat(fingerprint, pool.block_size, pool.block_nbytes, dtype, loaded.name)
-    key = store_key(config)
+    key = _store_key(config)
     secret = find_secret(
         None if config.cache_secret_file is None else Path(config.cache_secret_file),
         None if config.disk_cache is None else Path(config.disk_cache),
@@ -94,6 +94,13 @@ def open_tiers(
         kv_tiers = KVTiers(cache, pool, opened, fingerprint, secret or b"", policy, prefill_rate)
         stack.pop_all()
         return kv_tiers
+
+
+def _store_key(config: EngineConfig) -> bytes | None:
+    """The key that encrypts what is stored outside this process; None: there is none."""
+    if config.disk_cache is None and config.shared_cache is None:
+        return None
+    return read_key(None if config.store_key_file is None else Path(config.store_key_file))
 
 
 def _check_tiers(config: EngineConfig) -> None:

@@ -64,6 +64,11 @@ class BlockCipher:
         return True
 
 
+def names_key(path: str | Path | None) -> bool:
+    """Whether `read_key` would read a key, from a file or from the variable."""
+    return path is not None or KEY_VARIABLE in os.environ
+
+
 def read_key(path: Path | None) -> bytes | None:
     """The operator's key, as 64 hexadecimal digits from a file or from ``RADIXKV_STORE_KEY``.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import shutil
 import sys
 from pathlib import Path
@@ -132,6 +133,16 @@ def test_a_missing_package_is_named_with_its_extra_before_a_model_is_loaded(
     monkeypatch.setitem(sys.modules, package, None)
     with pytest.raises(MissingPackageError, match=message):
         LLM(**options)
+
+
+def test_a_key_may_come_from_a_pipe(tmp_path: Path) -> None:
+    """As from `<(...)` in a shell: what is read from it once is gone."""
+    reading, writing = os.pipe()
+    os.write(writing, b"ab" * 32)
+    os.close(writing)
+    llm = make(disk_cache=tmp_path / "blocks", store_key_file=f"/dev/fd/{reading}")
+    os.close(reading)
+    llm.shutdown()
 
 
 def test_what_is_no_tier_or_too_small_for_one_is_refused_by_its_option(tmp_path: Path) -> None:
