@@ -106,10 +106,11 @@ def test_a_strict_schema_that_cannot_be_enforced_is_refused(name: str, schema: d
     Grammar(form, tokenizer)
 
 
-def test_a_strict_value_without_type_whose_schema_says_more_is_refused_where_it_is_not_json() -> None:
-    form, _ = form_for(
-        "gemma", {"properties": {"value": {"oneOf": [{"type": "integer"}, {"type": "number"}]}}}, strict=True
-    )
+@pytest.mark.parametrize("others", [{"type": "number"}, {"minimum": 3}])
+def test_a_strict_value_without_type_whose_schema_says_more_is_refused_where_it_is_not_json(
+    others: dict[str, Any],
+) -> None:
+    form, _ = form_for("gemma", {"properties": {"value": {"oneOf": [{"type": "integer"}, others]}}}, strict=True)
     with pytest.raises(ValueError, match="tools: send: oneOf cannot be enforced in this model's form of calls"):
         form.frame(content_is_constrained=False)
 

@@ -334,9 +334,12 @@ def test_what_is_no_file_in_place_of_one_is_warned_of_and_does_not_block(
         put(tier, prefix_keys("bob", *range(6)))
     assert caplog.records
     assert len(get(tier, KEYS)) == 0
-    if path.name == "namespaces.secret":
-        with pytest.raises(OSError, match=name):
-            namespace_secret(root)
+    if name == "lock":
+        assert store_folder.owner_of(path.parent) is None
+    if name == "namespaces.secret":
+        for may_make in (True, False):
+            with pytest.raises(OSError, match=name):
+                namespace_secret(root, may_make)
 
 
 def test_a_file_that_ends_too_early_gives_misses(open_tier: OpenTier, tmp_path: Path) -> None:
