@@ -365,6 +365,16 @@ def test_of_an_optional_string_s_values_each_is_text_or_null(name: str, schema: 
     assert not grammar.accepts(write([("f", {"value": "k"})]))
 
 
+@pytest.mark.parametrize("name", ["qwen3_coder", "glm", "minimax", "gemma", "minimax_m3", "lfm2"])
+def test_of_a_string_s_values_those_that_are_no_strings_are_not_allowed(name: str) -> None:
+    """All were JSON with them, in quotes: OpenAPI 3.0 lists null among the values of a string that is nullable."""
+    form, grammar = with_value(name, {"type": "string", "enum": ["c", "f", None]})
+    write = form.format.calls.write_calls
+    assert grammar.accepts(write([("f", {"value": "f"})]))
+    assert functions(read(form, write([("f", {"value": "f"})]))) == [("f", {"value": "f"})]
+    assert not grammar.accepts(write([("f", {"value": None})]))
+
+
 def test_an_argument_that_is_required_and_not_described_is_written() -> None:
     """No call of Qwen3-Coder's form could have it."""
     grammar = Grammar(with_unit({"type": "integer"}, "place"), make_tokenizer(TEMPLATES["qwen3_coder"]))

@@ -50,11 +50,11 @@ class SchemaKinds:
                 return kinds
             by_kind = ((kind, [value for value in values if is_of_type(value, kind["type"])]) for kind in kinds)
             return [{**kind, "enum": of_kind} for kind, of_kind in by_kind if of_kind]
-        if isinstance(values, list) and "type" not in schema:
+        if isinstance(values, list) and schema.get("type", "string") == "string":
             strings = [value for value in values if isinstance(value, str)]
             others = [value for value in values if not isinstance(value, str)]
             if strings and others:
-                return [{**schema, "enum": each} for each in (strings, others)]
+                return [{**schema, "enum": each} for each in ((strings,) if "type" in schema else (strings, others))]
         return [schema]
 
     def text_apart(self, schema: Any) -> Sequence[Any]:
