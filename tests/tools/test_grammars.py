@@ -354,7 +354,15 @@ def test_text_that_is_json_of_another_kind_is_that_value(name: str) -> None:
         assert functions(read(form, text)) == [("f", {"value": value})]
 
 
-@pytest.mark.parametrize("schema", [{"type": ["string", "null"], "enum": ["c", "f", None]}, {"enum": ["c", "f", None]}])
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"type": ["string", "null"], "enum": ["c", "f", None]},
+        {"enum": ["c", "f", None]},
+        # As schemas of Rust's enums are written, whose values have descriptions of their own.
+        {"oneOf": [{"const": "c", "description": "cold"}, {"type": "string", "enum": ["f"]}, {"type": "null"}]},
+    ],
+)
 @pytest.mark.parametrize("name", ["qwen3_coder", "glm", "minimax", "gemma", "minimax_m3"])
 def test_of_an_optional_string_s_values_each_is_text_or_null(name: str, schema: dict[str, Any]) -> None:
     form, grammar = with_value(name, schema)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
@@ -41,7 +41,7 @@ class SchemaKinds:
         for keyword in ("anyOf", "oneOf"):
             if keys == {keyword} and isinstance(schema[keyword], list):
                 kinds = [kind for each in schema[keyword] for kind in self.of(each)]
-                if keyword == "anyOf" or _differ_in_type(kinds):
+                if keyword == "anyOf" or _are_disjoint(kinds):
                     return kinds
         values = named_values(schema)
         if isinstance(schema.get("type"), list):
@@ -67,11 +67,20 @@ class SchemaKinds:
         return [*strings, {"anyOf": others}] if len(others) > 1 else [*strings, *others]
 
 
-def _differ_in_type(kinds: Sequence[Any]) -> bool:
-    """Whether each names a type, and no value is of two of them."""
-    types = [kind.get("type") if isinstance(kind, Mapping) else None for kind in kinds]
-    types = ["number" if each == "integer" else each for each in types]
-    return all(isinstance(each, str) for each in types) and len(set(types)) == len(types)
+def _are_disjoint(kinds: Sequence[Any]) -> bool:
+    """Whether each names its type or its values, none of which are lists or objects, and no value is of two of them."""
+    values: list[Any] = []
+    types: list[str] = []
+    for kind in kinds:
+        named = named_values(kind) if isinstance(kind, Mapping) else None
+        if isinstance(named, list) and all(isinstance(value, Hashable) for value in named):
+            values += set(named)
+        elif named is None and isinstance(kind, Mapping) and isinstance(kind.get("type"), str):
+            types.append("number" if kind["type"] == "integer" else kind["type"])
+        else:
+            return False
+    are_distinct = len(set(values)) == len(values) and len(set(types)) == len(types)
+    return are_distinct and not any(is_of_type(value, each) for value in values for each in types)
 
 
 def _definitions(parameters: Mapping[str, Any]) -> dict[str, Any]:
