@@ -344,6 +344,7 @@ class AsyncEngine(ProcessBound):
                 await asyncio.wait({ended, abandoned}, return_when=asyncio.FIRST_COMPLETED)
             finally:
                 abandoned.cancel()
+                await asyncio.wait({abandoned})  # none of its tasks outlives a shutdown
         self._has_ended = True
         self._if_dropped.detach()
         return not self._cut_short
