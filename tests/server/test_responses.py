@@ -56,7 +56,7 @@ async def test_a_response_and_its_stream_are_the_chat_s_answer(llm: LLM) -> None
         events = events_of(response.text)
         kinds = [event["type"].removeprefix("response.") for event in events]
         deltas = kinds.count("output_text.delta")
-        assert deltas > 5
+        assert deltas > 1  # how many depends on drafts, and on how fast they are read
         assert kinds == [
             *("created", "in_progress", "output_item.added", "content_part.added"),
             *["output_text.delta"] * deltas,
