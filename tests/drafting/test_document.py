@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.counted_reads import CountedReads
 
 from radixkv.drafting.document import NEAR_PAIR, NEAR_TOKEN, REALIGNED, Document
 from radixkv.drafting.kgrams import RUN_LENGTHS, KGramTable, kgram_hash, kgram_hashes
@@ -66,20 +65,9 @@ def test_a_text_that_grows_in_parts_is_indexed_as_a_whole_one_is(length: int) ->
         assert document.draft(text[end - 8 : end], 4) == whole.draft(text[end - 8 : end], 4)
 
 
-class CountedTokens(list[int]):
-    """Counts the tokens that are read in slices."""
-
-    num_read = 0
-
-    def __getitem__(self, index: Any) -> Any:
-        found = super().__getitem__(index)
-        self.num_read += len(found) if isinstance(index, slice) else 1
-        return found
-
-
 def test_a_text_is_indexed_once_as_it_grows() -> None:
     """When its tables double, too: all in all that reads as much again."""
-    tokens = CountedTokens()
+    tokens = CountedReads()
     document = Document(tokens)
     for token in range(2000):
         tokens.append(token)

@@ -9,6 +9,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.counted_reads import CountedReads
 
 from radixkv.sampling import exponential, host_draw
 from radixkv.sampling import logprobs as logprobs_module
@@ -29,21 +30,10 @@ def variates(row: SamplingRow, ids: torch.Tensor) -> torch.Tensor:
     return exponential_variates(rng_states([row], ids.device), ids.unsqueeze(0))[0].double()
 
 
-class CountingList(list[int]):
-    """Notes how many of its items are read by slices."""
-
-    num_read = 0
-
-    def __getitem__(self, index: Any) -> Any:
-        result = super().__getitem__(index)
-        self.num_read += len(result) if isinstance(index, slice) else 0
-        return result
-
-
 def test_a_step_reads_only_what_is_new_of_the_answer() -> None:
     """Penalties used to count the whole prompt and answer in every step."""
     params = SamplingParams(presence_penalty=0.5, frequency_penalty=0.2, repetition_penalty=1.2, max_tokens=None)
-    prompt, output = CountingList(range(50)), CountingList()
+    prompt, output = CountedReads(range(50)), CountedReads()
     changes = LogitChanges(params, bad_words=[[3, 4, 5]])
     state = sampling_state(params, changes, prompt_token_ids=prompt, output_token_ids=output)
     for step in range(200):
