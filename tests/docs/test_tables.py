@@ -100,7 +100,12 @@ def experts_against_vllm() -> str:
 
 
 def steps_against_vllm() -> str:
-    documents = {"Intel": "steps-vllm", "AMD": "steps-vllm-amd", "Zen 3": "steps-vllm-zen3"}
+    documents = {
+        "Intel": "steps-vllm",
+        "AMD": "steps-vllm-amd",
+        "Zen 4": "steps-vllm-zen4",
+        "Zen 3": "steps-vllm-zen3",
+    }
     return against_vllm("milliseconds of a step", documents, "{:.1f}", 1000)
 
 
