@@ -42,7 +42,8 @@ class SlotFiles:
         self.num_slots = 0
         self._slots_per_file = max(1, FILE_BYTES // slot_bytes)
         self._folder = folder
-        self._flags = os.O_CLOEXEC | (os.O_RDWR if writable else os.O_RDONLY)
+        # A FIFO in the place of a file does not block.
+        self._flags = os.O_CLOEXEC | os.O_NONBLOCK | (os.O_RDWR if writable else os.O_RDONLY)
         self._files = OpenFiles(self._open, MAX_OPEN_FILES)
         for index in count():
             slots = min(self._size(index) // slot_bytes, self._slots_per_file)

@@ -97,6 +97,8 @@ class SlotIndex:
     def __init__(self, folder: Path, *, writable: bool) -> None:
         self._path = folder / _NAME
         self._log_path = folder / f"{_NAME}-wal"
+        if self._path.is_fifo():  # to open it would block
+            raise sqlite3.DatabaseError("a FIFO is in its place")
         if writable:
             with open(self._path, "ab", opener=open_private):  # SQLite gives its other files the mode of this one
                 pass

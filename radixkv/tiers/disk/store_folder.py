@@ -97,7 +97,8 @@ def read_header(folder: Path) -> StoreHeader:
         ValueError: it makes no sense.
     """
     try:
-        fields: dict[str, Any] = json.loads((folder / _HEADER).read_text())
+        with open(folder / _HEADER, opener=open_private) as file:
+            fields: dict[str, Any] = json.load(file)
         block_format = BlockFormat(
             bytes.fromhex(fields["fingerprint"]),
             int(fields["block_size"]),

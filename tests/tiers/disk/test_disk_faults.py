@@ -27,9 +27,11 @@ from support.disk_tiers import (
     unmount,
 )
 from support.faulty_os import FaultyOs
+from support.fifos import not_blocked_by
 from support.tier_model import FORMAT, FakeClock, get, prefix_keys
 
 from radixkv.tiers.disk import slot_files, store_folder, store_writer
+from radixkv.tiers.disk.maintenance import UnreadableIndexError, Verification, clear, describe, verify
 from radixkv.tiers.disk.namespace_secret import namespace_secret
 from radixkv.tiers.disk.slot_files import SlotFiles
 from radixkv.tiers.disk.slot_index import SlotIndex
@@ -329,17 +331,42 @@ def test_what_is_no_file_in_place_of_one_is_warned_of_and_does_not_block(
     (path,) = root.rglob(name)
     path.unlink()
     make(path)
-    with caplog.at_level(logging.WARNING):
-        tier = open_tier(secret=secret)
-        put(tier, prefix_keys("bob", *range(6)))
-    assert caplog.records
-    assert len(get(tier, KEYS)) == 0
-    if name == "lock":
-        assert store_folder.owner_of(path.parent) is None
-    if name == "namespaces.secret":
-        for may_make in (True, False):
-            with pytest.raises(OSError, match=name):
-                namespace_secret(root, may_make)
+    with not_blocked_by(path):
+        with caplog.at_level(logging.WARNING):
+            tier = open_tier(secret=secret)
+            put(tier, prefix_keys("bob", *range(6)))
+        assert caplog.records
+        assert len(get(tier, KEYS)) == 0
+        if name == "lock":
+            assert store_folder.owner_of(path.parent) is None
+        if name == "namespaces.secret":
+            for may_make in (True, False):
+                with pytest.raises(OSError, match=name):
+                    namespace_secret(root, may_make)
+
+
+@pytest.mark.parametrize("name", ["index.sqlite", "blocks-00000"])
+def test_a_fifo_in_place_of_a_file_does_not_block_who_only_reads(
+    open_tier: OpenTier, tmp_path: Path, caplog: pytest.LogCaptureFixture, name: str
+) -> None:
+    """An engine did not start, and `radixkv store` did not end."""
+    put(written := open_tier())
+    written.close()
+    (path,) = (tmp_path / "store").rglob(name)
+    path.unlink()
+    os.mkfifo(path)
+    with not_blocked_by(path):
+        tier = open_tier(read_only=True)
+        assert len(get(tier, KEYS)) == 0
+        assert len(caplog.records) == 1
+        if name == "index.sqlite":
+            with pytest.raises(UnreadableIndexError, match="a FIFO is in its place"):
+                describe(path.parent)
+        else:
+            assert verify(path.parent) == Verification(0, 6, 0)
+        assert clear(path.parent) == (0 if name == "index.sqlite" else 6)
+    put(again := open_tier())
+    assert again.contains_prefix(KEYS) == (6 if name == "index.sqlite" else 0)
 
 
 def test_a_file_that_ends_too_early_gives_misses(open_tier: OpenTier, tmp_path: Path) -> None:

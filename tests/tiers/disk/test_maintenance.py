@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from support.disk_tiers import BLOCKS, BOB, SLOT, pin_of, put, tier_in
 from support.disk_tiers import KEYS as ANN
+from support.fifos import not_blocked_by
 from support.tier_model import BLOCK_SIZE, FORMAT, get, prefix_keys
 from typer.testing import CliRunner, Result
 
@@ -92,16 +93,22 @@ def test_info_continues_behind_a_store_that_cannot_be_read_and_ends_with_status_
     assert "no process writes to it" in result.output
 
 
-@pytest.mark.parametrize("damage", [{"version": 99}, {"block_bytes": 1}, {"encrypted": True}, None])
+@pytest.mark.parametrize("damage", [{"version": 99}, {"block_bytes": 1}, {"encrypted": True}, None, os.mkfifo])
 def test_a_damaged_header_is_written_anew_by_the_process_that_writes_the_store(
-    run: Run, root: Path, damage: dict[str, object] | None
+    run: Run, root: Path, damage: dict[str, object] | Callable[[Path], None] | None
 ) -> None:
     """Engines went on using a store that could not be inspected, verified, pruned or cleared."""
+    header = next(root.glob("*/format.json"))
     if damage is None:
-        next(root.glob("*/format.json")).write_bytes(b"")
-    else:
+        header.write_bytes(b"")
+    elif isinstance(damage, dict):
         change_header(root, **damage)
-    tier_in(root).close()
+    else:
+        header.unlink()
+        damage(header)
+    with not_blocked_by(header):
+        run("info")
+        tier_in(root).close()
     result = run("verify")
     assert "9 right, 0 corrupt" in result.output
     assert result.exit_code == 0
