@@ -59,7 +59,7 @@ def test_what_a_server_lost_with_other_blocks_is_written_again_when_it_is_used()
 def test_what_is_known_of_a_tier_that_keeps_its_blocks_is_not_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     """Else everything would be copied out of the pool again."""
     lost: list[int] = []
-    monkeypatch.setattr(KnownBlocks, "lost", lambda known, block_hash: lost.extend({block_hash} & {*known._hashes}))
+    monkeypatch.setattr(KnownBlocks, "lost", lambda known, block_hash: lost.extend({block_hash} & {*known._blocks}))
     llm = make(tiers=[DictTier()], cache_write_policy="write-through")
     for _ in range(3):
         for tokens in (HOT, *OTHERS, [*HOT, *OTHERS[0]]):

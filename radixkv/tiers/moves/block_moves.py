@@ -110,12 +110,13 @@ class BlockMoves(TreeObserver):
             self._want(node, continues=start > 0)
 
     def on_clear(self, namespace: str | None, nodes: Sequence[Node]) -> None:
-        self._known.clear()
         if namespace is None:
+            self._known.clear()
             self._evicted.clear()
             self._wanted.clear()
         else:
             group = namespace_group(namespace)
+            self._known.clear_group(group)
             self._evicted = [each for each in self._evicted if namespace_group(each.blocks.namespace) != group]
             self._wanted.forget(lambda each: namespace_group(each) == group)
         self._on_clear(namespace)
@@ -150,7 +151,7 @@ class BlockMoves(TreeObserver):
 
     def note_loaded(self, namespace: str, tokens: bytes, first: int) -> None:
         """The blocks of a prefix from index ``first`` on were loaded, so tiers have them."""
-        self._known.add(self._prefix_hashes(namespace, tokens)[first:])
+        self._known.add(self._prefix_hashes(namespace, tokens)[first:], namespace)
 
     def stop(self) -> None:
         """Send nothing more down."""
@@ -231,7 +232,7 @@ class BlockMoves(TreeObserver):
             tokens = self._path_tokens(node, stop)
             blocks = PrefixBlocks(node.namespace, tokens, node.depth + start, node.depth + stop)
             self._evicted.append(_Part(blocks, node.block_ids(start, stop), hashes[start:stop]))
-            self._known.add(hashes[start:stop])
+            self._known.add(hashes[start:stop], node.namespace)
 
     def _want(self, node: Node, behind: bytes = b"", *, continues: bool = False) -> None:
         """Send down the path to a node's last whole block, and the perhaps partly filled block that holds ``behind``.
@@ -271,7 +272,7 @@ class BlockMoves(TreeObserver):
                 continue
             blocks = PrefixBlocks(wanted.namespace, wanted.tokens[: stop * self._block_bytes], start, stop)
             taken.append(_Part(blocks, ids[start:stop], hashes[start:stop]))
-            self._known.add(hashes[start:stop])
+            self._known.add(hashes[start:stop], wanted.namespace)
             room -= stop - start
             wanted.start = stop
             wanted.num_sent += stop - start

@@ -60,23 +60,36 @@ def test_wanted_prefixes_wait_in_turn_and_take_bounded_memory(steps: list[tuple[
 
 @given(
     st.integers(1, 6),
-    st.lists(st.tuples(st.sampled_from(["add", "add", "discard", "lost"]), st.lists(st.integers(0, 9), min_size=1))),
+    st.lists(
+        st.tuples(
+            st.sampled_from(["add", "add", "discard", "lost", "clear group"]),
+            st.lists(st.integers(0, 9), min_size=1),
+            st.sampled_from(["a", "a/salt", "b"]),
+        )
+    ),
 )
-def test_the_blocks_that_were_put_last_are_known(capacity: int, steps: list[tuple[str, list[int]]]) -> None:
-    known, hashes = KnownBlocks(capacity), list[int]()
-    for step, given_ in steps:
-        if step == "add":
-            known.add(given_)
-            hashes = [each for each in hashes if each not in given_]
-            hashes += [*dict.fromkeys(reversed(given_))][::-1]
-            hashes = hashes[-capacity:]
-        elif step == "discard":
-            known.discard(given_)
-            hashes = [each for each in hashes if each not in given_]
+def test_the_blocks_that_were_put_last_are_known(capacity: int, steps: list[tuple[str, list[int], str]]) -> None:
+    """Those of groups that are cleared take the room of others until they would have been forgotten anyway."""
+    known, groups = KnownBlocks(capacity), dict[int, str | None]()  # oldest first; None: cleared
+    for step, hashes, namespace in steps:
+        group = namespace[0]
+        if step == "clear group":
+            known.clear_group(group)
+            groups = {each: None if of == group else of for each, of in groups.items()}
+        elif step == "lost":
+            known.lost(hashes[0])
+            if groups.get(hashes[0]) is not None:
+                stays = [*groups].index(hashes[0]) + 1
+                groups = dict([*groups.items()][stays:])
         else:
-            known.lost(given_[0])
-            if given_[0] in hashes:
-                hashes = hashes[hashes.index(given_[0]) + 1 :]
-        assert [each for each in range(10) if each in known] == sorted(hashes)
+            for each in hashes:
+                groups.pop(each, None)
+            if step == "add":
+                known.add(hashes, namespace)
+                groups |= dict.fromkeys([*dict.fromkeys(reversed(hashes))][::-1], group)
+                groups = dict([*groups.items()][-capacity:])
+            else:
+                known.discard(hashes)
+        assert [each in known for each in range(10)] == [groups.get(each) is not None for each in range(10)]
     known.clear()
     assert not any(each in known for each in range(10))
