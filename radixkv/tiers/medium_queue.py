@@ -17,6 +17,8 @@ from radixkv.tiers.tier import BlockBytes
 _log = logging.getLogger(__name__)
 
 BATCH_BLOCKS = 32
+# Jobs that are not needed wait beside at most so many others.
+_MAX_JOBS = 1024
 
 
 @dataclass(slots=True, eq=False)
@@ -125,6 +127,12 @@ class MediumQueue:
                 self._queue.append(job)
                 self._num_put += 1
                 self._changed.notify_all()
+
+    def call_if_room(self, job: Callable[[], None]) -> None:
+        """`call` a job that can be left out, unless many wait, as they do while the medium hangs."""
+        with self._changed:
+            if len(self._queue) - self._num_waiting < _MAX_JOBS:
+                self.call(job)
 
     def flush(self, timeout: float | None = None) -> bool:
         """Wait until all that is queued now is done; False if ``timeout`` seconds were not enough."""

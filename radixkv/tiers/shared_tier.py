@@ -82,7 +82,7 @@ class SharedTier:
 
     `contains_prefix` and `get_many` call the store, so a thread that must not wait should not call them. A thread of the tier
     writes and clears. A store that fails is left alone for a while, and nothing is found in it; one that only refuses writes
-    is still read. Keys must know what is before them (`BlockKey.parent`): blocks are named by both.
+    is still read. Keys need their `BlockKey.parent`, unless they are the first: blocks are named by both.
 
     Args:
         store: of blobs.
@@ -162,10 +162,10 @@ class SharedTier:
         self._put(keys, blocks, lent=True)
 
     def mark_used(self, prefix: Sequence[BlockKey]) -> None:
-        """See `radixkv.tiers.tier.RecencyOrdered`; the tier's thread passes it to the store."""
+        """See `radixkv.tiers.tier.RecencyOrdered`; the tier's thread passes it to the store, unless that hangs."""
         if prefix:
             names = [self._name(key) for key in prefix]
-            self._writer.call(partial(self._if_ready, partial(self._store.mark_used, names)))
+            self._writer.call_if_room(partial(self._if_ready, partial(self._store.mark_used, names)))
 
     def clear(self, namespace: bytes | None = None) -> None:
         """Forget one namespace, or everything of this format.
@@ -237,7 +237,7 @@ class SharedTier:
                 verdict = self._codec.decode(key, blob[:size], memoryview(blob)[size:], out[row].data)
             if verdict is not Verdict.RIGHT:
                 self._counters.add(corrupt_blocks=1)
-                self._writer.call(partial(self._if_ready, partial(self._store.delete, [names[row]])))
+                self._writer.call_if_room(partial(self._if_ready, partial(self._store.delete, [names[row]])))
                 return row
         return len(keys)
 

@@ -13,6 +13,7 @@ import pytest
 from support.disk_tiers import BLOCKS, KEYS, put
 from support.tier_model import FORMAT, FakeClock, get, prefix_keys
 
+from radixkv.tiers import medium_queue
 from radixkv.tiers.folder_blobs import FolderBlobs
 from radixkv.tiers.shared_tier import BlobStore, SharedTier
 
@@ -245,3 +246,29 @@ def test_reads_beside_a_clear_that_hangs_queue_one_more_at_most(failing: Failing
         let_go.set()
         assert tier.flush(600)
     tier.close()
+
+
+def test_what_is_used_beside_a_store_that_hangs_takes_bounded_memory(
+    failing: FailingStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The names of each prefix that was used were kept until it answered: in a night, gigabytes."""
+    monkeypatch.setattr(medium_queue, "_MAX_JOBS", 5)
+    began, let_go = threading.Event(), threading.Event()
+
+    def hang(blobs: object) -> int:
+        began.set()
+        assert let_go.wait(600)
+        return 0
+
+    tier = SharedTier(failing, FORMAT)
+    with mock.patch.object(failing.store, "write", hang), mock.patch.object(failing.store, "mark_used") as mark_used:
+        tier.put_many(KEYS, BLOCKS)
+        assert began.wait(600)
+        for _ in range(20):
+            tier.mark_used(KEYS)
+        let_go.set()
+        assert tier.flush(600)
+        assert 5 <= mark_used.call_count <= 5 + len(KEYS)
+        tier.mark_used(KEYS)
+        tier.close()
+        assert mark_used.call_args_list[-1].args == ([tier._name(key) for key in KEYS],)
