@@ -10,6 +10,7 @@ from support.disk_tiers import BLOCKS, KEYS, put
 from support.key_value_server import EXECUTABLE, KeyValueServer
 from support.tier_model import FORMAT, FakeClock, get
 
+from radixkv.tiers import redis_blobs
 from radixkv.tiers.redis_blobs import RedisBlobs
 from radixkv.tiers.shared_tier import PartlyWrittenError, SharedTier
 
@@ -34,6 +35,19 @@ def test_what_is_marked_as_used_is_used_on_the_server(server: KeyValueServer) ->
     before = store._client.info("stats")["keyspace_hits"]
     store.mark_used(["format/a", "format/b", "format/none"])
     assert store._client.info("stats")["keyspace_hits"] == before + 2
+    store.close()
+
+
+def test_of_many_blobs_all_below_a_path_are_cleared(server: KeyValueServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server names them in parts."""
+    monkeypatch.setattr(redis_blobs, "_NAMES_PER_SCAN", 1)
+    store = RedisBlobs(server.url, timeout=600)
+    names = [f"{path}/{number}" for path in ("format/ann", "format/anna") for number in range(20)]
+    assert store.write(dict.fromkeys(names, b"1")) == 40
+    store.clear("format/ann")
+    assert [blob is None for blob in store.read(names)] == [True] * 20 + [False] * 20
+    store.clear("format")
+    assert store.first_present(names) is None
     store.close()
 
 

@@ -177,6 +177,27 @@ def test_pins_are_written_into_a_folder_that_was_emptied(open_tier: OpenTier, tm
     assert open_tier().pins.waiting() == [pin("kept")]
 
 
+@pytest.mark.parametrize("waits", [False, True], ids=["in force", "waiting"])
+@pytest.mark.parametrize("is_cleared", [False, True], ids=["removed", "cleared"])
+def test_what_is_no_pin_any_more_is_not_written_into_a_folder_that_was_emptied(
+    open_tier: OpenTier, tmp_path: Path, waits: bool, is_cleared: bool
+) -> None:
+    tier = open_tier()
+    for each in (pin("gone"), pin("kept", BEN)):
+        tier.pins.add(each)
+    if waits:
+        tier.close()
+        tier = open_tier()
+    if is_cleared:
+        tier.clear(ANN)
+    else:
+        assert tier.pins.remove("gone") == waits
+    assert tier.flush(600)
+    shutil.rmtree(tmp_path / "store")
+    tier.close()
+    assert open_tier().pins.waiting() == [pin("kept", BEN)]
+
+
 def test_pins_of_a_disk_that_came_into_place_wait(open_tier: OpenTier, tmp_path: Path) -> None:
     """Only those of the first folder that a process opened were ever seen."""
     tier = open_tier()
