@@ -107,7 +107,7 @@ class SlotTable:
                     forgotten.append(key.digest)
                     corrupt += verdict is Verdict.CORRUPT
             if self.observer is not None:
-                # It may not know yet of blocks from an earlier process; it must not be notified of those evicted meanwhile.
+                # It may not have been notified of blocks from an earlier process; of those evicted meanwhile, it must not be.
                 self.observer.on_stored([key for key, _ in found[:count] if key.digest in self._entries])
                 self.observer.on_removed(forgotten)
         return corrupt
