@@ -95,8 +95,9 @@ def _shared_secret(shared: Path, disk: Path, *, may_write: bool, warns: bool) ->
 
 def _secret_or_random(folder: Path, *, may_make: bool, warns: bool) -> bytes:
     """The folder's secret; if it can be neither read nor made, a random one and a warning: tiers go on without."""
+    secret = secrets.token_bytes(_NUM_BYTES)
     try:
-        return namespace_secret(folder, may_make)
+        return namespace_secret(folder, may_make, initial=secret)  # if it fails once it is made, it is this one
     except OSError as error:
         effect = (
             "blocks are stored under a random secret, and perhaps not found after a restart"
@@ -106,7 +107,7 @@ def _secret_or_random(folder: Path, *, may_make: bool, warns: bool) -> bytes:
         )
         if warns:
             _log.warning("the secret of namespaces in %s cannot be used: %s; %s", folder, error, effect)
-        return secrets.token_bytes(_NUM_BYTES)
+        return secret
 
 
 def namespace_secret(folder: Path, may_make: bool = True, initial: bytes | None = None) -> bytes:

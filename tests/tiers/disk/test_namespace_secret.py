@@ -151,6 +151,21 @@ def test_a_secret_that_another_process_made_first_needs_no_lock(tmp_path: Path) 
         assert secret(None, tmp_path) == first
 
 
+def test_a_secret_that_is_made_although_its_folder_cannot_be_synced_is_in_use(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another one was used until the next start, and nothing was stored."""
+    sync = namespace_secret.sync
+
+    def sync_file(path: Path) -> None:
+        if path.is_dir():
+            raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
+        sync(path)
+
+    monkeypatch.setattr(namespace_secret, "sync", sync_file)
+    assert secret(tmp_path, None) == (tmp_path / "namespaces.secret").read_bytes()
+
+
 def test_a_disk_has_its_own_where_the_shared_folder_was_never_there(tmp_path: Path) -> None:
     disk, shared = tmp_path / "disk", tmp_path / "shared"
     shared.write_text("no folder")
