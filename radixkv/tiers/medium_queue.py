@@ -17,8 +17,8 @@ from radixkv.tiers.tier import BlockBytes
 _log = logging.getLogger(__name__)
 
 BATCH_BLOCKS = 32
-# Jobs that are not needed wait beside at most so many others.
-_MAX_JOBS = 1024
+# Of jobs that may be dropped, so many wait at most.
+_MAX_DROPPABLE = 1024
 
 
 @dataclass(slots=True, eq=False)
@@ -38,6 +38,18 @@ class PendingBlock:
     lent: bool
     prefix: Sequence[BlockKey] = ()
     cancelled: bool = False
+
+
+@dataclass(slots=True, eq=False)
+class _DroppableJob:
+    """A job; None: it was dropped, or called."""
+
+    job: Callable[[], None] | None
+
+    def __call__(self) -> None:
+        job, self.job = self.job, None
+        if job is not None:
+            job()
 
 
 class MediumQueue:
@@ -63,6 +75,7 @@ class MediumQueue:
         self._free: list[BlockBytes] = []
         self._pending: dict[bytes, PendingBlock] = {}
         self._queue: deque[PendingBlock | Callable[[], None]] = deque()
+        self._droppable: deque[_DroppableJob] = deque()  # the latest, whether they wait or were called
         self._num_put = self._num_done = 0
         self._closing = self._ended = self._broken = False
         self._changed = threading.Condition()
@@ -128,11 +141,14 @@ class MediumQueue:
                 self._num_put += 1
                 self._changed.notify_all()
 
-    def call_if_room(self, job: Callable[[], None]) -> None:
-        """`call` a job that can be left out, unless many wait, as they do while the medium hangs."""
+    def call_droppable(self, job: Callable[[], None]) -> None:
+        """`call` a job unless too many of this kind are behind it, as while the medium hangs."""
+        droppable = _DroppableJob(job)
         with self._changed:
-            if len(self._queue) - self._num_waiting < _MAX_JOBS:
-                self.call(job)
+            self.call(droppable)
+            self._droppable.append(droppable)
+            if len(self._droppable) > _MAX_DROPPABLE:
+                self._droppable.popleft().job = None
 
     def flush(self, timeout: float | None = None) -> bool:
         """Wait until all that is queued now is done; False if ``timeout`` seconds were not enough."""

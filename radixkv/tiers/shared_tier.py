@@ -162,10 +162,10 @@ class SharedTier:
         self._put(keys, blocks, lent=True)
 
     def mark_used(self, prefix: Sequence[BlockKey]) -> None:
-        """See `radixkv.tiers.tier.RecencyOrdered`; the tier's thread passes it to the store, unless that hangs."""
+        """See `radixkv.tiers.tier.RecencyOrdered`; the tier's thread passes it to the store."""
         if prefix:
             names = [self._name(key) for key in prefix]
-            self._writer.call_if_room(partial(self._if_ready, partial(self._store.mark_used, names)))
+            self._writer.call_droppable(partial(self._if_ready, partial(self._store.mark_used, names)))
 
     def clear(self, namespace: bytes | None = None) -> None:
         """Forget one namespace, or everything of this format.
@@ -237,7 +237,7 @@ class SharedTier:
                 verdict = self._codec.decode(key, blob[:size], memoryview(blob)[size:], out[row].data)
             if verdict is not Verdict.RIGHT:
                 self._counters.add(corrupt_blocks=1)
-                self._writer.call_if_room(partial(self._if_ready, partial(self._store.delete, [names[row]])))
+                self._writer.call_droppable(partial(self._if_ready, partial(self._store.delete, [names[row]])))
                 return row
         return len(keys)
 

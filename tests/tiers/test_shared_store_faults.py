@@ -252,7 +252,7 @@ def test_what_is_used_beside_a_store_that_hangs_takes_bounded_memory(
     failing: FailingStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The names of each prefix that was used were kept until it answered: in a night, gigabytes."""
-    monkeypatch.setattr(medium_queue, "_MAX_JOBS", 5)
+    monkeypatch.setattr(medium_queue, "_MAX_DROPPABLE", 5)
     began, let_go = threading.Event(), threading.Event()
 
     def hang(blobs: object) -> int:
@@ -264,11 +264,12 @@ def test_what_is_used_beside_a_store_that_hangs_takes_bounded_memory(
     with mock.patch.object(failing.store, "write", hang), mock.patch.object(failing.store, "mark_used") as mark_used:
         tier.put_many(KEYS, BLOCKS)
         assert began.wait(600)
-        for _ in range(20):
-            tier.mark_used(KEYS)
+        prefixes = [prefix_keys("bob", number) for number in range(20)]
+        for prefix in prefixes:
+            tier.mark_used(prefix)
         let_go.set()
         assert tier.flush(600)
-        assert 5 <= mark_used.call_count <= 5 + len(KEYS)
         tier.mark_used(KEYS)
         tier.close()
-        assert mark_used.call_args_list[-1].args == ([tier._name(key) for key in KEYS],)
+    marked = [*prefixes[-5:], KEYS]  # what was used last
+    assert [call.args[0] for call in mark_used.call_args_list] == [[tier._name(key) for key in keys] for keys in marked]
