@@ -9,6 +9,7 @@ import threading
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -17,6 +18,7 @@ from support.disk_tiers import OpenTier, index_of, mount, put, unmount
 from support.tier_model import BLOCK_SIZE, FORMAT, FakeClock
 
 from radixkv.tiers.block_key import namespace_digest
+from radixkv.tiers.disk import stored_pins
 from radixkv.tiers.disk.slot_files import SlotFiles
 from radixkv.tiers.disk.slot_index import IndexedPin, SlotIndex
 from radixkv.tiers.disk.store_writer import StoreWriter
@@ -30,6 +32,14 @@ LATER = 4e12  # seconds since 1970
 
 def pin(name: str, group: bytes = ANN, expires_at: float | None = LATER, by_tenant: bool = False) -> StoredPin:
     return StoredPin(name, group, group, TOKENS, expires_at, by_tenant)
+
+
+def names_in_index(tmp_path: Path) -> list[str]:
+    """Of the pins in the one store, which no tier has open."""
+    index = index_of(tmp_path)
+    names = [row.name for row in index.pins()]
+    index.close()
+    return names
 
 
 def test_a_pin_in_a_log_shows_no_prompt() -> None:
@@ -54,6 +64,21 @@ def test_pins_are_there_again_until_they_expire(open_tier: OpenTier, tmp_path: P
     assert tier.pins.waiting(ANN) == kept[2:]
     tier.close()
     assert open_tier(key=key).pins.waiting() == kept
+
+
+def test_a_pin_whose_time_ends_while_it_waits_is_forgotten(
+    open_tier: OpenTier, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tier = open_tier()
+    for each in (pin("over"), pin("kept", expires_at=None)):
+        tier.pins.add(each)
+    tier.close()
+    tier = open_tier()
+    assert len(tier.pins.waiting()) == 2
+    monkeypatch.setattr(stored_pins, "time", SimpleNamespace(time=lambda: LATER))
+    assert [each.name for each in tier.pins.waiting()] == ["kept"]
+    tier.close()
+    assert names_in_index(tmp_path) == ["kept"]
 
 
 @pytest.mark.parametrize("cleared", [False, True])
@@ -188,6 +213,7 @@ def test_what_is_no_pin_any_more_is_not_written_into_a_folder_that_was_emptied(
     if waits:
         tier.close()
         tier = open_tier()
+        tier.pins.comes_into_force("kept")
     if is_cleared:
         tier.clear(ANN)
     else:
@@ -235,14 +261,17 @@ def full(*args: object) -> None:
     raise sqlite3.OperationalError("database or disk is full")
 
 
-def test_of_what_one_tenant_had_pinned_the_latest_come_back(open_tier: OpenTier) -> None:
+def test_of_what_one_tenant_had_pinned_the_latest_come_back(open_tier: OpenTier, tmp_path: Path) -> None:
     tier = open_tier()
     for number in range(70):
         tier.pins.add(pin(f"{number}", by_tenant=True))
     tier.pins.add(pin("of another", BEN, by_tenant=True))
     tier.close()
-    waiting = [each.name for each in open_tier().pins.waiting()]
+    tier = open_tier()
+    waiting = [each.name for each in tier.pins.waiting()]
     assert sorted(waiting) == sorted([*(f"{number}" for number in range(6, 70)), "of another"])
+    tier.close()
+    assert names_in_index(tmp_path) == waiting
 
 
 def test_a_tenants_limit_counts_only_its_own_pins_that_last(open_tier: OpenTier) -> None:
@@ -276,7 +305,10 @@ def test_rows_that_make_no_sense_are_no_pins(open_tier: OpenTier, tmp_path: Path
     index = index_of(tmp_path)
     index.change_pins([], [], rows)
     index.close()
-    assert [each.name for each in open_tier().pins.waiting()] == ["sound"]
+    tier = open_tier()
+    assert [each.name for each in tier.pins.waiting()] == ["sound"]
+    tier.close()
+    assert names_in_index(tmp_path) == ["sound"]
 
 
 def test_a_group_that_is_cleared_again_while_that_is_written_is_cleared_again(tmp_path: Path) -> None:
@@ -296,4 +328,43 @@ def test_a_group_that_is_cleared_again_while_that_is_written_is_cleared_again(tm
     pins.commit(index)
     assert index.pins() == []
     assert not pins.has_unwritten
+    index.close()
+
+
+@pytest.mark.parametrize("group", [ANN, None], ids=["a group", "all"])
+def test_what_is_cleared_is_forgotten_whether_it_waits_or_is_in_force_or_unwritten(
+    tmp_path: Path, group: bytes | None
+) -> None:
+    index = SlotIndex(tmp_path, writable=True)
+    earlier, pins = (StoredPins(RecordCodec(FORMAT), lambda: None) for _ in range(2))
+    for each in (pin("waiting"), pin("another's", BEN)):
+        earlier.add(each)
+    earlier.commit(index)
+    pins.load(index.pins())
+    pins.add(pin("in force"))
+    pins.commit(index)
+    for name in ("unwritten", "released"):
+        pins.add(pin(name))
+    pins.remove("released")
+    pins.clear(group)
+    left = [] if group is None else [pin("another's", BEN)]
+    assert pins.waiting() == left
+    pins.load([])  # of another disk, which is to have all that is remembered
+    pins.commit(index)
+    assert [row.name for row in index.pins()] == [each.name for each in left]
+    index.close()
+
+
+def test_an_index_that_is_opened_anew_brings_back_no_pin_that_is_in_force_or_released(tmp_path: Path) -> None:
+    index = SlotIndex(tmp_path, writable=True)
+    earlier, pins = (StoredPins(RecordCodec(FORMAT), lambda: None) for _ in range(2))
+    for name in ("waiting", "released"):
+        earlier.add(pin(name))
+    earlier.commit(index)
+    pins.load(index.pins())
+    pins.add(pin("in force"))
+    pins.commit(index)
+    pins.remove("released")
+    pins.load(index.pins())
+    assert pins.waiting() == [pin("waiting")]
     index.close()
