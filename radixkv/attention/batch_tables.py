@@ -40,25 +40,25 @@ class BatchTables:
     """Block tables as rows of one array.
 
     Attributes:
-        block_ids: int32 ``[max_sequences, max_blocks]``.
+        block_ids: int32 ``[max_num_seqs, max_blocks]``.
         order: the members, those with a common prefix next to each other.
         indices: which row of ``block_ids`` each of them has.
         common: how many leading blocks ``order[i]`` and ``order[i + 1]`` have in common.
     """
 
-    def __init__(self, max_sequences: int, max_blocks: int) -> None:
-        self.block_ids: NDArray[np.int32] = np.zeros((max_sequences, max_blocks), dtype=np.int32)
+    def __init__(self, max_num_seqs: int, max_blocks: int) -> None:
+        self.block_ids: NDArray[np.int32] = np.zeros((max_num_seqs, max_blocks), dtype=np.int32)
         self.order: list[ReadableTable] = []
         # An array rather than a list, because numpy copies it at once.
         self.indices = array("q")
         self.common: list[int] = []
         self._index_of: dict[ReadableTable, int] = {}
         # By row of ``block_ids``: the version of the member's table, and how many of its blocks are there.
-        self._versions = np.zeros(max_sequences, dtype=np.int64)
-        self._num_blocks = np.zeros(max_sequences, dtype=np.int64)
+        self._versions = np.zeros(max_num_seqs, dtype=np.int64)
+        self._num_blocks = np.zeros(max_num_seqs, dtype=np.int64)
         # ``block_ids`` as far as any table has reached: rows for a model's whole length take long to compare.
         self._compared = self.block_ids[:, :0]
-        self._free = list(range(max_sequences))[::-1]
+        self._free = list(range(max_num_seqs))[::-1]
         # The last batch in its own order: tables, their versions, and their rows of ``block_ids``.
         self._batch: list[ReadableTable] = []
         self._batch_versions: list[int] = []
@@ -111,11 +111,11 @@ class BatchTables:
         return batch_index[self.indices]
 
     def _check_capacity(self, num_tables: int, num_blocks: Ints) -> None:
-        max_sequences, max_blocks = self.block_ids.shape
+        max_num_seqs, max_blocks = self.block_ids.shape
         longest = int(num_blocks.max())
-        if num_tables > max_sequences or longest > max_blocks:
+        if num_tables > max_num_seqs or longest > max_blocks:
             raise ValueError(
-                f"tables: expected at most {max_sequences} sequences of {max_blocks} blocks, "
+                f"tables: expected at most {max_num_seqs} sequences of {max_blocks} blocks, "
                 f"got {num_tables} of up to {longest}"
             )
 

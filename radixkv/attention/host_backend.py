@@ -23,11 +23,11 @@ class HostBackend:
     sharing_cost_tokens: int
     attention: Callable[[AttentionPlan, KVPool], AttentionBatch]
 
-    def __init__(self, pool: KVPool, max_sequences: int, max_model_len: int) -> None:
+    def __init__(self, pool: KVPool, max_num_seqs: int, max_model_len: int) -> None:
         self._pool = pool
         max_blocks = -(-max_model_len // pool.block_size)
         rule = SharingRule(cost_tokens=self.sharing_cost_tokens)
-        self._planner = Planner(max_sequences, max_blocks, pool.block_size, rule)
+        self._planner = Planner(max_num_seqs, max_blocks, pool.block_size, rule)
 
     def copy_blocks(self, copies: Iterable[BlockCopy]) -> None:
         """Carry out the cache's queued copies, in order."""

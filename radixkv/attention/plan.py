@@ -89,8 +89,8 @@ class AttentionPlan:
 class Planner:
     """Plans one batch after another, and reuses what a batch has in common with the last one."""
 
-    def __init__(self, max_sequences: int, max_blocks: int, block_size: int, sharing: SharingRule) -> None:
-        self._tables = BatchTables(max_sequences, max_blocks)
+    def __init__(self, max_num_seqs: int, max_blocks: int, block_size: int, sharing: SharingRule) -> None:
+        self._tables = BatchTables(max_num_seqs, max_blocks)
         self._block_size = block_size
         self._sharing = sharing
         # Groups are reused while neighbours have as many blocks in common as before, and sequences as many new tokens.

@@ -58,7 +58,7 @@ class TritonBackend:
         pool: KVPool,
         dtype: torch.dtype,
         num_query_heads: int,
-        max_sequences: int,
+        max_num_seqs: int,
         max_model_len: int,
         *,
         sharing: SharingRule | None = None,
@@ -78,8 +78,8 @@ class TritonBackend:
         self.tiling = decode_tiling(device, pool.layers, multiprocessors)
         self._copier = BlockCopier([*pool.keys, *pool.values])
         max_blocks = -(-max_model_len // pool.block_size)
-        self._planner = Planner(max_sequences, max_blocks, pool.block_size, sharing)
-        self.buffers = BatchBuffers(max_sequences, max_blocks, device, max_draft_rows)
+        self._planner = Planner(max_num_seqs, max_blocks, pool.block_size, sharing)
+        self.buffers = BatchBuffers(max_num_seqs, max_blocks, device, max_draft_rows)
         self.pool_layers = pool_layers(pool)
         self._attention: TritonAttention | None = None
         self._steps_left = 0

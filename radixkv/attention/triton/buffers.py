@@ -57,10 +57,10 @@ def padded_sizes(max_rows: int) -> list[int]:
     return sorted({padded_size(num_rows) for num_rows in range(1, max_rows + 1)})
 
 
-def drafting_sizes(max_sequences: int, max_draft_rows: int) -> list[int]:
+def drafting_sizes(max_num_seqs: int, max_draft_rows: int) -> list[int]:
     """Further sizes for batches whose sequences have drafts: a few, each about a quarter larger than the one before."""
-    most = padded_size(max_sequences + max_draft_rows)
-    sizes = [padded_size(max_sequences)]
+    most = padded_size(max_num_seqs + max_draft_rows)
+    sizes = [padded_size(max_num_seqs)]
     while sizes[-1] < most:
         sizes.append(min(most, -(-5 * sizes[-1] // 64) * 16))
     return sizes[1:]
@@ -75,16 +75,16 @@ class BatchBuffers:
         max_draft_rows: rows of drafts that a decoding batch may have beside its sequences' own.
 
     Attributes:
-        tables: int32 ``[max_sequences, max_blocks]``: `AttentionPlan.block_ids` on the device.
+        tables: int32 ``[max_num_seqs, max_blocks]``: `AttentionPlan.block_ids` on the device.
         rows: of the last batch that fits, and padding behind them: at least as many as any decoding batch is padded to.
     """
 
-    def __init__(self, max_sequences: int, max_blocks: int, device: torch.device, max_draft_rows: int) -> None:
+    def __init__(self, max_num_seqs: int, max_blocks: int, device: torch.device, max_draft_rows: int) -> None:
         # A multiple of 16 bytes, so that slots and row tables are aligned to 16 bytes, too.
-        (capacity,) = aligned_starts((max(8, padded_size(max_sequences + max_draft_rows)),))[1:]
-        start, total = aligned_starts((max_sequences * max_blocks, 4 * capacity))[1:]
+        (capacity,) = aligned_starts((max(8, padded_size(max_num_seqs + max_draft_rows)),))[1:]
+        start, total = aligned_starts((max_num_seqs * max_blocks, 4 * capacity))[1:]
         self._buffer = torch.zeros(total, dtype=torch.int32, device=device)
-        self.tables = self._buffer[: max_sequences * max_blocks].view(max_sequences, max_blocks)
+        self.tables = self._buffer[: max_num_seqs * max_blocks].view(max_num_seqs, max_blocks)
         positions, slots, row_tables = self._buffer[start:].fill_(_PADDING).split((capacity, 2 * capacity, capacity))
         self.rows = DeviceRows(positions, slots.view(torch.int64), row_tables)
         self._row_indices = np.arange(start, total)

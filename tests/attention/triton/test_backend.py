@@ -13,10 +13,10 @@ from radixkv.attention.triton.work_items import HeadShape
 from radixkv.memory import KVPool, LayerShape
 
 
-def make_backend(max_sequences: int, max_blocks: int) -> TritonBackend:
+def make_backend(max_num_seqs: int, max_blocks: int) -> TritonBackend:
     """A backend for one head, float32 queries and bfloat16 keys and values."""
     pool = KVPool([LayerShape(1, 8, 8)], 1, 16, torch.bfloat16)
-    return TritonBackend(pool, torch.float32, 1, max_sequences, 16 * max_blocks)
+    return TritonBackend(pool, torch.float32, 1, max_num_seqs, 16 * max_blocks)
 
 
 @settings(max_examples=100, deadline=None)

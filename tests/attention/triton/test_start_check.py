@@ -62,13 +62,13 @@ def attend(batch: Attends, rows: int, shape: LayerShape, num_query_heads: int, r
 
 @pytest.mark.parametrize("rotates", [True, False], ids=["rotated by the kernel", "rotated before"])
 @pytest.mark.parametrize(("num_query_heads", "num_kv_heads", "dim"), [(32, 8, 128), (14, 2, 64)])
-@pytest.mark.parametrize(("max_sequences", "max_model_len"), [(256, 8192), (10, 1000)])
+@pytest.mark.parametrize(("max_num_seqs", "max_model_len"), [(256, 8192), (10, 1000)])
 def test_what_an_engine_launches_has_been_checked(
     rotates: bool,
     num_query_heads: int,
     num_kv_heads: int,
     dim: int,
-    max_sequences: int,
+    max_num_seqs: int,
     max_model_len: int,
     launched: Specialisations,
     monkeypatch: pytest.MonkeyPatch,
@@ -81,7 +81,7 @@ def test_what_an_engine_launches_has_been_checked(
     launched.clear()
 
     pool = KVPool([shape], 500, BLOCK_SIZE, torch.bfloat16)
-    backend = TritonBackend(pool, torch.bfloat16, num_query_heads, max_sequences, max_model_len, multiprocessors=132)
+    backend = TritonBackend(pool, torch.bfloat16, num_query_heads, max_num_seqs, max_model_len, multiprocessors=132)
     is_flat = []
     for shared_blocks, num_new, count in ((4, 1, 8), (0, 1, 3), (0, 1, 1), (2, 30, 3), (2, 500, 2)):
         tables = [
