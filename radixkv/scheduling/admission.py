@@ -130,7 +130,7 @@ class Admission:
         """The groups to preempt, and those to start in their place, in this order; the last one may lack blocks even then."""
         usage = self._current_usage()
         # With no tenant above its share, none is preempted for slots; nor for blocks, if all has fitted so far.
-        if self._loads is None and not self._retry_when and not usage.exceeds_parts():
+        if self._loads is None and not self._retry_when and not usage.exceeds_shares():
             return [], []
         computing = {group.request.tenant for group in self._running if group.num_pending > 1}
         victims: list[SequenceGroup] = []

@@ -198,7 +198,7 @@ class FairShares:
         """Those of thousands of tenants, without a call for each."""
         return map(self._weights.get, tenants, itertools.repeat(_DEFAULT_WEIGHT))
 
-    def part(self, tenant: str, amount: int, total_weight: float) -> int:
+    def apportion(self, tenant: str, amount: int, total_weight: float) -> int:
         """The tenant's share of ``amount``, at least 1, among tenants that have this total weight, its own included."""
         return max(1, whole_share(amount * self.share(tenant).weight / total_weight))
 

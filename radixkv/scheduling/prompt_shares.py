@@ -40,7 +40,7 @@ def bound_prompts(
     num_others = sum(num_tokens[tenant] for tenant in others)
     total_weight = shares.total_weight(num_tokens)
     left = {
-        tenant: max(min_tokens, shares.part(tenant, num_others, total_weight))
+        tenant: max(min_tokens, shares.apportion(tenant, num_others, total_weight))
         for tenant in num_tokens
         if tenant in wanting_more
     }

@@ -120,7 +120,7 @@ class TenantUsage:
         return {
             tenant
             for tenant in tenants
-            if self._demands[tenant] > self._shares.part(tenant, self._max_num_seqs, self._total_weight)
+            if self._demands[tenant] > self._shares.apportion(tenant, self._max_num_seqs, self._total_weight)
         }
 
     def exceeds_limit(self, group: SequenceGroup) -> bool:
@@ -139,7 +139,7 @@ class TenantUsage:
         A group whose tenant already runs its share holds up only that tenant's other waiting groups. Once the running ones
         have ended, the tenant has nothing running, so no group, however large, waits for ever.
         """
-        return self.num_seqs[group.request.tenant] == 0 or self._within_part(group)
+        return self.num_seqs[group.request.tenant] == 0 or self._within_share(group)
 
     def has_claim(self, group: SequenceGroup) -> bool:
         """Whether the group comes before all groups of tenants that already have their share.
@@ -147,11 +147,11 @@ class TenantUsage:
         By counters alone, a tenant with two requests in a row would wait until those that always have some have caught up.
         """
         in_turn = self._lowest_floor_of(group.request.tenant) <= self._floor
-        return in_turn and self._within_part(group) and not self.exceeds_limit(group)
+        return in_turn and self._within_share(group) and not self.exceeds_limit(group)
 
-    def exceeds_parts(self) -> bool:
+    def exceeds_shares(self) -> bool:
         """Whether any tenant runs more sequences than its share."""
-        return any(self._exceeds_part(tenant, num_seqs) for tenant, num_seqs in self.num_seqs.items())
+        return any(self._exceeds_share(tenant, num_seqs) for tenant, num_seqs in self.num_seqs.items())
 
     def victims_for_seqs(self, group: SequenceGroup, missing: int) -> list[SequenceGroup]:
         """The running groups to preempt so that ``missing`` more sequences of ``group`` can run; none if they are too few.
@@ -160,12 +160,12 @@ class TenantUsage:
         """
         victims = []
         used, counters = Counter(self.num_seqs), dict(self._counters)
-        above = {tenant for tenant, num_seqs in used.items() if self._exceeds_part(tenant, num_seqs)}
+        above = {tenant for tenant, num_seqs in used.items() if self._exceeds_share(tenant, num_seqs)}
         for victim in self._candidates(above, lambda group: group.num_seqs):
             tenant = victim.request.tenant
             if missing <= 0:
                 break
-            if self._exceeds_part(tenant, used[tenant]) and self._claims_hold(group, counters[tenant], victim):
+            if self._exceeds_share(tenant, used[tenant]) and self._claims_hold(group, counters[tenant], victim):
                 used[tenant] -= victim.num_seqs
                 counters[tenant] -= self._shares.unused(victim)
                 missing -= victim.num_seqs
@@ -181,20 +181,20 @@ class TenantUsage:
         for running in self._running:
             used[running.request.tenant] += running.num_blocks
         needed = used[group.request.tenant] + -(-(len(group.prefill_token_ids) + 1) // self._block_size)
-        if needed > self._blocks_part(group.request.tenant):
+        if needed > self._share_of_blocks(group.request.tenant):
             return []
-        above = {tenant for tenant, num_blocks in used.items() if num_blocks > self._blocks_part(tenant)}
+        above = {tenant for tenant, num_blocks in used.items() if num_blocks > self._share_of_blocks(tenant)}
         for victim in self._candidates(above, lambda group: group.num_blocks):
             if self._claims_hold(group, self._counters[victim.request.tenant], victim):
                 return [victim]
         return []
 
-    def _within_part(self, group: SequenceGroup) -> bool:
+    def _within_share(self, group: SequenceGroup) -> bool:
         """Whether the group's tenant would run no more than its share of the sequences with it."""
         tenant = group.request.tenant
-        return not self._exceeds_part(tenant, self.num_seqs[tenant] + group.num_seqs)
+        return not self._exceeds_share(tenant, self.num_seqs[tenant] + group.num_seqs)
 
-    def _exceeds_part(self, tenant: str, num_seqs: int) -> bool:
+    def _exceeds_share(self, tenant: str, num_seqs: int) -> bool:
         """Whether so many sequences are more than the tenant's share, which is never less than 1."""
         if num_seqs <= 1:
             return False  # without computing the level, which takes time for each tenant that waits
@@ -244,5 +244,5 @@ class TenantUsage:
     def _total_weight(self) -> float:
         return self._shares.total_weight(self._wanted)
 
-    def _blocks_part(self, tenant: str) -> int:
-        return self._shares.part(tenant, self._num_blocks, self._total_weight)
+    def _share_of_blocks(self, tenant: str) -> int:
+        return self._shares.apportion(tenant, self._num_blocks, self._total_weight)

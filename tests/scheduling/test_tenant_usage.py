@@ -171,4 +171,4 @@ def test_equal_shares_are_not_one_less_because_weights_are_rounded() -> None:
         assert usage.has_claim(second)
         usage.add(second)
         assert not usage.has_claim(third)
-    assert driver.scheduler.shares.part("a", 9, driver.scheduler.shares.total_weight(shares)) == 3
+    assert driver.scheduler.shares.apportion("a", 9, driver.scheduler.shares.total_weight(shares)) == 3
