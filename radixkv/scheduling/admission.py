@@ -248,13 +248,13 @@ class Admission:
             if usage.exceeds_limit(group):
                 break
             if self._waits_for_running(group):
-                num_waiting += self._in_flight_prefixes.is_seen(group)
+                num_waiting += self._in_flight_prefixes.may_wait_out_of_turn(group)
                 continue
             if self._loads is not None and self._waits_for_load(group):
                 if self._loads.yields(group):
                     did_not_fit.append(group)
                 else:
-                    num_waiting += self._loads.is_seen(group)
+                    num_waiting += self._loads.may_wait_out_of_turn(group)
                 continue
             if self._fits_into(max_tokens, group):
                 if self._admit(group):

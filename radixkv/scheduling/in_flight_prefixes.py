@@ -90,13 +90,16 @@ class InFlightPrefixes:
         """What a group waited for when it was asked last whether it should wait; None: it need not."""
         return self._prefixes.get(group)
 
-    def is_seen(self, group: SequenceGroup) -> bool:
-        """Whether the wait of a group that should wait may last, so that no step looks at it until it is over."""
+    def may_wait_out_of_turn(self, group: SequenceGroup) -> bool:
+        """Whether a group that should wait does so even if its owner gets no tokens again, as in the step before.
+
+        Then no step has to look at it until its wait is over.
+        """
         prefix = self._prefixes[group]
         num_left = self._stalled_before.get(prefix.owner, 0)
         return prefix.num_tokens > prefix.owner.sequences[0].num_computed + num_left
 
-    def should_wait(self, group: SequenceGroup, through_stalls: bool = True) -> bool:
+    def should_wait(self, group: SequenceGroup, through_stalls: bool) -> bool:
         """Whether a group that runs will soon publish at least a block more of this one's prompt than is cached now.
 
         Args:

@@ -100,9 +100,7 @@ class PrefixLoads:
         prefix = self._prefixes[group] = WaitingPrefix(group)
         self._look_up(prefix)
 
-    def find_or_load(
-        self, group: SequenceGroup, num_spare_blocks: Callable[[], int], would_preempt: bool = False
-    ) -> bool:
+    def find_or_load(self, group: SequenceGroup, num_spare_blocks: Callable[[], int], would_preempt: bool) -> bool:
         """Take the group's look-up or load one step further.
 
         Args:
@@ -141,8 +139,8 @@ class PrefixLoads:
         prefix = self._prefixes.get(group)
         return prefix is not None and prefix.active is not None
 
-    def is_seen(self, group: SequenceGroup) -> bool:
-        """Whether `over` returns a group that waits once it need no longer wait, so that no step looks at it until then."""
+    def may_wait_out_of_turn(self, group: SequenceGroup) -> bool:
+        """Whether `over` returns a waiting group once its wait is over, so that no step has to look at it until then."""
         prefix = self._prefixes[group]
         # A claim beside a look-up is renewed by looking at the group.
         return prefix.active is not None or (prefix.is_looked_for and not self._claims.has(prefix.claim))

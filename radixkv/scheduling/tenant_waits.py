@@ -58,7 +58,7 @@ class TenantWaits:
         """``group`` no longer waits; its tenant is in turn, if others of its groups do."""
         self._for_loads.pop(group, None)
 
-    def end_for_prefixes(self, owner: SequenceGroup | None = None) -> bool:
+    def end_for_prefixes(self, owner: SequenceGroup | None) -> bool:
         """Whether prefixes are no longer in flight for which tenants waited; these are in turn again.
 
         Args:

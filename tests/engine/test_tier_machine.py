@@ -141,7 +141,7 @@ class TieredAdapter(PrefixCacheAdapter):
         self.loader._finder.run()
         self.writer._worker.run()
         self.loader._finder.run()
-        while loads.find_or_load(group, lambda: self.cache.num_available_blocks):
+        while loads.find_or_load(group, lambda: self.cache.num_available_blocks, would_preempt=False):
             # As in a step: evicted bytes are read before anything is overwritten.
             self.moves.send_down(self.cache)
             if meanwhile == "clear":
@@ -151,7 +151,7 @@ class TieredAdapter(PrefixCacheAdapter):
             elif meanwhile == "give up":
                 self.now += 1e6
                 loads.publish_done()  # a step begins, and finds the load over time
-                assert not loads.find_or_load(group, lambda: self.cache.num_available_blocks)
+                assert not loads.find_or_load(group, lambda: self.cache.num_available_blocks, would_preempt=False)
             loads.send_look_ups()
             loads.begin(None)
             self.writer._worker.run()
