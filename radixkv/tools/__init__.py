@@ -12,7 +12,8 @@
       reasoning.py      thoughts between tags
       template_messages.py  conversations, changed where templates do not take them as they are
       instructions.py   tools in words, for templates that do not support them
-    definitions.py      tools as requests describe them, answers with calls
-    pieces.py           the pieces of an answer
+    exclusive_schemas.py  whether alternatives of a schema exclude each other; schema_values.py: which values it names
+    definitions.py      tools as requests describe them
+    pieces.py           the pieces of an answer, and the answer that they make
     names.py            by which options choose a form
 """

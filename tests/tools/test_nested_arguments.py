@@ -107,7 +107,8 @@ def test_a_strict_schema_that_cannot_be_enforced_is_refused(name: str, schema: d
 
 
 @pytest.mark.parametrize(
-    "others", [{"type": "number"}, {"minimum": 3}, {"const": 3}, {"enum": ["c", [3]]}, {"anyOf": [{"const": "c"}] * 2}]
+    "others",
+    [{"type": "number"}, {"minimum": 3}, {"const": 3}, {"enum": [[3], 5]}, {"anyOf": [{"const": "c"}, {"const": 5}]}],
 )
 def test_a_strict_value_without_type_whose_schema_says_more_is_refused_where_it_is_not_json(
     others: dict[str, Any],

@@ -47,6 +47,7 @@ _SCHEMAS = (
     "else",
 )
 _OF_STRINGS = ("pattern", "minLength", "maxLength")
+_ALTERNATIVES = frozenset({"anyOf", "oneOf"})
 _COUNTS = frozenset({"minProperties", "maxProperties"})
 # Keywords that constrain nothing, but that the compiler refuses beside a reference to the schema that they are part of.
 _ANNOTATIONS = frozenset({"deprecated", "discriminator", "example", "nullable"})
@@ -150,9 +151,13 @@ def parts_with_more_names(schema: Any) -> Iterator[tuple[dict[str, Any], str]]:
 
 def not_to_compile(schema: Any) -> str | None:
     """Why a prepared schema must not be compiled; None: it may be."""
-    path = endless_part(schema)
-    if path is not None:
-        return f"{path}: no value of finite length satisfies this"
+    for path, part in subschemas(schema):
+        for keyword in _ALTERNATIVES & set(part):
+            if part[keyword] == []:
+                return f"{path}/{keyword}: expected at least one schema, got []"
+    endless = endless_part(schema)
+    if endless is not None:
+        return f"{endless}: no value of finite length satisfies this"
     return unusable_number(_objects(schema))
 
 

@@ -9,9 +9,10 @@ from typing import Any
 
 from radixkv.tools.definitions import Tool
 from radixkv.tools.formats.base import json_text
-from radixkv.tools.formats.schema_kinds import SchemaKinds, is_of_type, is_string, named_values
+from radixkv.tools.formats.schema_kinds import SchemaKinds, is_string
 from radixkv.tools.grammar import GrammarWriter
 from radixkv.tools.pieces import ToolCallArguments, ToolCallBegin
+from radixkv.tools.schema_values import is_of_type, named_values
 
 # The schema of a required argument that is not described; it is read as text.
 _ANY_STRING = MappingProxyType({"type": "string"})

@@ -9,8 +9,9 @@ from typing import Any
 from radixkv.tools.closed_schema import ANNOTATIONS
 from radixkv.tools.definitions import Tool
 from radixkv.tools.formats.argument_values import with_definitions
-from radixkv.tools.formats.schema_kinds import SchemaKinds, named_values
+from radixkv.tools.formats.schema_kinds import SchemaKinds
 from radixkv.tools.grammar import GrammarWriter
+from radixkv.tools.schema_values import named_values
 
 WORDS: Mapping[Any, str] = MappingProxyType({True: "True", False: "False", None: "None"})
 # A string between single quotes; between double quotes it is JSON.

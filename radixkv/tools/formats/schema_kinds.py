@@ -2,23 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
-from types import MappingProxyType
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from radixkv.tools.closed_schema import ANNOTATIONS
-
-_NAMES_OF_TYPES: Mapping[type, Sequence[str]] = MappingProxyType(
-    {
-        str: ("string",),
-        bool: ("boolean",),
-        int: ("integer", "number"),
-        float: ("number",),
-        type(None): ("null",),
-        list: ("array",),
-        dict: ("object",),
-    }
-)
+from radixkv.tools.exclusive_schemas import exclude_each_other
+from radixkv.tools.schema_values import is_of_type, named_values
 
 
 class SchemaKinds:
@@ -39,10 +28,10 @@ class SchemaKinds:
         if keys == {"$ref"} and str(schema["$ref"]) in self._definitions:
             return self.of(self._definitions[schema["$ref"]])
         for keyword in ("anyOf", "oneOf"):
-            if keys == {keyword} and isinstance(schema[keyword], list):
-                kinds = [kind for each in schema[keyword] for kind in self.of(each)]
-                if keyword == "anyOf" or _are_disjoint(kinds):
-                    return kinds
+            if keys == {keyword} and isinstance(schema[keyword], list) and schema[keyword]:
+                alternatives = [self.of(each) for each in schema[keyword]]
+                if keyword == "anyOf" or exclude_each_other(alternatives):
+                    return [kind for kinds in alternatives for kind in kinds]
         values = named_values(schema)
         if isinstance(schema.get("type"), list):
             kinds = [{**schema, "type": each} for each in schema["type"]]
@@ -67,22 +56,6 @@ class SchemaKinds:
         return [*strings, {"anyOf": others}] if len(others) > 1 else [*strings, *others]
 
 
-def _are_disjoint(kinds: Sequence[Any]) -> bool:
-    """Whether each names its type or its values, none of which are lists or objects, and no value is of two of them."""
-    values: list[Any] = []
-    types: list[str] = []
-    for kind in kinds:
-        named = named_values(kind) if isinstance(kind, Mapping) else None
-        if isinstance(named, list) and all(isinstance(value, Hashable) for value in named):
-            values += set(named)
-        elif named is None and isinstance(kind, Mapping) and isinstance(kind.get("type"), str):
-            types.append("number" if kind["type"] == "integer" else kind["type"])
-        else:
-            return False
-    are_distinct = len(set(values)) == len(values) and len(set(types)) == len(types)
-    return are_distinct and not any(is_of_type(value, each) for value in values for each in types)
-
-
 def _definitions(parameters: Mapping[str, Any]) -> dict[str, Any]:
     """Schemas by the references to them, without those that have themselves within them."""
     schemas = {
@@ -92,16 +65,6 @@ def _definitions(parameters: Mapping[str, Any]) -> dict[str, Any]:
         for name, schema in parameters[key].items()
     }
     return {name: schema for name, schema in schemas.items() if not _leads_to(name, schema, schemas, set())}
-
-
-def named_values(schema: Mapping[str, Any]) -> Any:
-    """The only values that a schema allows, if it names them; else None."""
-    return [schema["const"]] if "const" in schema else schema.get("enum")
-
-
-def is_of_type(value: Any, name: Any) -> bool:
-    """Whether a value is of the type that schemas call by this name."""
-    return name in _NAMES_OF_TYPES.get(type(value), ())
 
 
 def is_string(schema: Any) -> bool:

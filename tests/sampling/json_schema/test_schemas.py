@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Annotated, Any, Literal
 
 import jsonschema
@@ -100,6 +101,11 @@ DOG = {"type": "object", "properties": {"kind": {"enum": ["dog", "wolf"]}}, "add
         ({"a": CAT, "b": DOG}, [{"kind": "cat", "lives": 9}, {"kind": "wolf"}, {}], [{"kind": "dog", "lives": 1}, 3]),
         ({"a": CAT, "b": {"type": "string"}, "c": {"type": "null"}}, [{"kind": "cat"}, "x", None], [1, {}, []]),
         ({"a": {"anyOf": [CAT, {"type": "array"}]}, "b": {"type": "integer"}}, [{"kind": "cat"}, [1], 2], ["x", {}]),
+        (
+            {"a": {"const": 1}, "b": {"enum": ["x", None]}, "c": {"type": ["array", "boolean"]}},
+            [1, "x", None, []],
+            [2, "y", {}],
+        ),
     ],
 )
 def test_alternatives_that_exclude_each_other_need_no_named_discriminator(
@@ -112,6 +118,14 @@ def test_alternatives_that_exclude_each_other_need_no_named_discriminator(
         assert accepts(llm, schema, value), value
     for value in refused:
         assert not accepts(llm, schema, value), value
+
+
+@pytest.mark.parametrize("keyword", ["anyOf", "oneOf"])
+def test_alternatives_of_which_there_are_none_are_refused(llm: LLM, keyword: str) -> None:
+    """JSON Schema wants at least one."""
+    message = re.escape(f"json cannot be followed: #/properties/a/{keyword}: expected at least one schema, got []")
+    with pytest.raises(ValueError, match=message):
+        accepts(llm, {"type": "object", "properties": {"a": {keyword: []}}}, {})
 
 
 @pytest.mark.parametrize(
