@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from radixkv.prompts import TextPrompt, TokensPrompt
     from radixkv.sampling_params import BeamSearchParams, SamplingParams, StructuredOutputsParams
     from radixkv.scheduling.tenant_share import TenantShare
-    from radixkv.tools.definitions import ParsedAnswer, ToolCall
+    from radixkv.tools.pieces import ParsedAnswer, ToolCall
 
 __version__ = "0.1.0"
 
@@ -72,13 +72,13 @@ __getattr__, __dir__ = lazy_names(
         "BeamSearchParams": "sampling_params",
         "Chat": "chat",
         "CompletionOutput": "outputs",
-        "ParsedAnswer": "tools.definitions",
+        "ParsedAnswer": "tools.pieces",
         "RequestOutput": "outputs",
         "SamplingParams": "sampling_params",
         "StructuredOutputsParams": "sampling_params",
         "TenantShare": "scheduling.tenant_share",
         "TextPrompt": "prompts",
         "TokensPrompt": "prompts",
-        "ToolCall": "tools.definitions",
+        "ToolCall": "tools.pieces",
     },
 )

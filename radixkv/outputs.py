@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal, get_args
 
-from radixkv.tools.definitions import ParsedAnswer
-from radixkv.tools.pieces import AnswerPiece
+from radixkv.tools.pieces import AnswerPiece, ParsedAnswer
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,8 +8,7 @@ from radixkv.outputs import RequestOutput
 from radixkv.prompts import Prompt
 from radixkv.sampling_params import SamplingParams
 from radixkv.tools.chat_format import AnswerForm, AnswerParser
-from radixkv.tools.definitions import ParsedAnswer
-from radixkv.tools.pieces import AnswerPiece, ReadPiece, TextPiece
+from radixkv.tools.pieces import AnswerPiece, ParsedAnswer, ReadPiece, TextPiece
 
 
 class PieceReader:

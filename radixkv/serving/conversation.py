@@ -21,8 +21,8 @@ from radixkv.prompts import (
 )
 from radixkv.sampling.detokenizer import decode_tokens
 from radixkv.sampling_params import SamplingParams
-from radixkv.tools.definitions import ParsedAnswer, as_tool_options
-from radixkv.tools.pieces import TextPiece
+from radixkv.tools.definitions import as_tool_options
+from radixkv.tools.pieces import ParsedAnswer, TextPiece
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,14 +1,12 @@
-"""Tools as a request describes them, and answers that call them."""
+"""Tools as a request describes them."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
-
-from radixkv.tools.pieces import AnswerPiece, ReasoningPiece, TextPiece, ToolCallArguments, ToolCallBegin
 
 ToolMode = Literal["none", "auto", "required"]
 
@@ -169,66 +167,3 @@ def _as_tool(definition: Any) -> Tool:
     if not isinstance(strict, bool | None):
         raise TypeError(f"tools: expected strict of {name!r:.80} to be a boolean or None, got {strict!r:.80}")
     return Tool(name, function.get("description"), schema, strict is True)
-
-
-@dataclass(frozen=True)
-class ToolCall:
-    """A call of a tool.
-
-    Attributes:
-        id: names the call in the message with its result.
-        arguments: JSON text of an object.
-    """
-
-    id: str
-    name: str
-    arguments: str
-
-
-@dataclass
-class ParsedAnswer:
-    """The parts of a whole answer.
-
-    Attributes:
-        text: what is neither reasoning nor a call.
-        reasoning: what the model thought before it answered; None: there is none.
-    """
-
-    text: str = ""
-    reasoning: str | None = None
-    tool_calls: list[ToolCall] = field(default_factory=list)
-
-    @classmethod
-    def of(cls, pieces: Iterable[AnswerPiece]) -> ParsedAnswer:
-        """The answer that consists of these pieces."""
-        texts: list[str] = []
-        thoughts: list[str] = []
-        calls: list[tuple[ToolCallBegin, list[str]]] = []
-        for piece in pieces:
-            match piece:
-                case TextPiece(text):
-                    texts.append(text)
-                case ReasoningPiece(text):
-                    thoughts.append(text)
-                case ToolCallBegin():
-                    calls.append((piece, []))
-                case ToolCallArguments(index, text):
-                    calls[index][1].append(text)
-        return cls(
-            text="".join(texts),
-            reasoning="".join(thoughts) if thoughts else None,
-            tool_calls=[ToolCall(call.id, call.name, "".join(arguments)) for call, arguments in calls],
-        )
-
-    def as_message(self) -> dict[str, Any]:
-        """The answer as a message of a conversation, in OpenAI's form."""
-        message: dict[str, Any] = {"role": "assistant", "content": self.text}
-        if self.reasoning is not None:
-            message["reasoning_content"] = self.reasoning
-        if self.tool_calls:
-            message["content"] = self.text or None
-            message["tool_calls"] = [
-                {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
-                for call in self.tool_calls
-            ]
-        return message

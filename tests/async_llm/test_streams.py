@@ -25,8 +25,7 @@ from radixkv import (
     SamplingParams,
 )
 from radixkv.prompts import Prompt, as_prompts
-from radixkv.tools.definitions import ParsedAnswer
-from radixkv.tools.pieces import AnswerPiece
+from radixkv.tools.pieces import AnswerPiece, ParsedAnswer
 
 
 async def test_64_streams_get_the_tokens_that_they_get_offline() -> None:

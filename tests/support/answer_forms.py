@@ -14,8 +14,9 @@ from support.chat_templates import DERIVED, TEMPLATES, make_tokenizer
 
 from radixkv.sampling.grammar.answer_frames import frame_text, framed
 from radixkv.tools.chat_format import CALL_FORMATS, AnswerForm, ChatFormat
-from radixkv.tools.definitions import ParsedAnswer, ToolOptions, as_tool_options
+from radixkv.tools.definitions import ToolOptions, as_tool_options
 from radixkv.tools.formats.base import CallFormat
+from radixkv.tools.pieces import ParsedAnswer
 
 WEATHER = {
     "type": "function",

@@ -17,8 +17,8 @@ from support.in_process_server import served
 from radixkv import LLM, AsyncLLM, Chat, SamplingParams, StructuredOutputsParams
 from radixkv.outputs import RequestOutput
 from radixkv.prompts import ChatOptions, render_chat
-from radixkv.tools.definitions import ParsedAnswer, as_tool_options
-from radixkv.tools.pieces import AnswerPiece, ToolCallArguments
+from radixkv.tools.definitions import as_tool_options
+from radixkv.tools.pieces import AnswerPiece, ParsedAnswer, ToolCallArguments
 
 QUESTIONS = [f"What is the weather in {city}?" for city in ("Paris", "Rome", "Oslo", "Lima", "Cairo")]
 QUESTIONS += [f"What is {a} plus {b}?" for a, b in ((3, 4), (10, 5), (7, 70))]

@@ -14,8 +14,8 @@ from support.answer_forms import CALLS, FORMS, calls_of, form_of, functions, rea
 from support.chat_templates import TEMPLATES, make_tokenizer
 
 from radixkv.tools.chat_format import CALL_FORMATS, ChatFormat
-from radixkv.tools.definitions import ParsedAnswer
 from radixkv.tools.formats.derived import DerivedFormat
+from radixkv.tools.pieces import ParsedAnswer
 from radixkv.tools.source import AnswerSource
 
 DEEPSEEK = "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>"

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import NoReturn
 
-from radixkv.tools.definitions import ParsedAnswer, ToolCall
-from radixkv.tools.pieces import ReasoningPiece, TextPiece, ToolCallArguments, ToolCallBegin
+from radixkv.tools.pieces import ParsedAnswer, ReasoningPiece, TextPiece, ToolCall, ToolCallArguments, ToolCallBegin
 
 
 class Joinable(str):

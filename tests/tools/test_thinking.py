@@ -26,7 +26,7 @@ from radixkv.server.output.logprobs import TextLength
 from radixkv.server.protocol import CompletionTokensDetails, PromptTokensDetails, Usage
 from radixkv.server.time_limits import Deadlines, TimeLimits
 from radixkv.tools.chat_format import ChatFormat
-from radixkv.tools.definitions import ParsedAnswer
+from radixkv.tools.pieces import ParsedAnswer
 
 QUESTION = [{"role": "user", "content": "Why?"}]
 

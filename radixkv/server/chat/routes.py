@@ -28,8 +28,7 @@ from radixkv.server.output.logprobs import (
 from radixkv.server.output.respond import cancel_on_disconnect, respond
 from radixkv.server.protocol import ResponseHead, Usage
 from radixkv.server.service import Service, new_id, response_id
-from radixkv.tools.definitions import ParsedAnswer
-from radixkv.tools.pieces import AnswerPiece, ReasoningPiece, TextPiece, ToolCallArguments, ToolCallBegin
+from radixkv.tools.pieces import AnswerPiece, ParsedAnswer, ReasoningPiece, TextPiece, ToolCallArguments, ToolCallBegin
 
 
 class AssistantMessage(BaseModel):

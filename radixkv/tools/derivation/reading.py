@@ -6,9 +6,10 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from radixkv.tools.definitions import ParsedAnswer, as_tool_options
+from radixkv.tools.definitions import as_tool_options
 from radixkv.tools.derivation.probes import NAMES, NUMBERS, STRINGS, TEXT, TOOLS, NotDerivableError, TemplateProbe
 from radixkv.tools.formats.base import CallFormat
+from radixkv.tools.pieces import ParsedAnswer
 from radixkv.tools.source import AnswerSource
 
 
