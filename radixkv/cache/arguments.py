@@ -1,4 +1,4 @@
-"""Checks that several calls have in common. They raise an InvalidArgumentError, but for `check_path`, naming the argument."""
+"""Checks that several calls have in common. They raise an InvalidArgumentError that names the argument."""
 
 from __future__ import annotations
 
@@ -41,9 +41,9 @@ def check_clock(clock: Callable[[], float]) -> None:
 
 
 def check_path(name: str, path: Path) -> None:
-    """Refuse what is not a `Path`, by a TypeError."""
+    """Refuse what is not a `Path`."""
     if not isinstance(path, Path):
-        raise TypeError(f"{name}: expected a Path, got {path!r:.80}")
+        raise InvalidArgumentError(f"{name}: expected a Path, got {path!r:.80}")
 
 
 def check_namespace(namespace: str) -> None:

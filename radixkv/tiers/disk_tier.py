@@ -47,7 +47,7 @@ class DiskTier:
     Raises:
         ImportError: a key is given, and cryptography is not installed.
         StoreInUseError: another process writes to the store. A disk that fails raises nothing.
-        TypeError, ValueError: an argument is invalid.
+        ValueError: an argument is invalid.
     """
 
     medium = "disk"

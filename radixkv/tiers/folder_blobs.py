@@ -65,8 +65,7 @@ class FolderBlobs:
         description: the folder.
 
     Raises:
-        TypeError: the folder is not a `Path`.
-        ValueError: the capacity is not a number of bytes.
+        ValueError: the folder is not a `Path`, or the capacity not a number of bytes.
     """
 
     def __init__(self, root: Path, *, capacity_bytes: int, secret: bytes | None = None) -> None:
