@@ -92,7 +92,7 @@ def create_ingress(
         tenants=tenants.shares,
     )
     prepare_grammars(llm.grammars)
-    service = Service(llm, config, tenants, drain or llm.start_draining, obstacle=replicas.obstacle)
+    service = Service(llm, config, tenants, drain or llm.start_draining, unready_reason=replicas.unready_reason)
     service.metrics.registry.register(ReplicaCollector(replicas))
     routes = [cluster_routes(service, llm), pin_routes(service, ReplicaPins(replicas))]
     app = create_app(service, write_log=write_log, tracer=tracer, engine_routes=routes)

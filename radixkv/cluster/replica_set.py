@@ -203,7 +203,7 @@ class ReplicaSet:
         """The latest report of each replica that is up, by its name."""
         return {name: member.load for name, member in self._members.items() if member.load is not None}
 
-    def obstacle(self) -> str | None:
+    def unready_reason(self) -> str | None:
         """Why no request can be answered now; None: one can."""
         return None if self.available else "no replica is up"
 

@@ -37,7 +37,7 @@ def layer_options(key_dim: int, given: Mapping[str, Any], mask: torch.Tensor | N
     return AttentionOptions(scale, given.get("softcap"), window, given.get("s_aux"))
 
 
-def obstacle(
+def unsupported_reason(
     module: Any, query: torch.Tensor, key: torch.Tensor, mask: torch.Tensor | None, given: Mapping[str, Any]
 ) -> str | None:
     """What of a call of an attention function cannot be done over blocks of keys and values; None: nothing.

@@ -69,7 +69,7 @@ def with_template(tokenizer: Any, template: ChatTemplate) -> Any:
     return tokenizer
 
 
-class OtherTemplates:
+class RequestTemplates:
     """Tokenizers with the templates that requests bring, and how answers are read by these.
 
     The last few are kept: to find the form of calls, a template has to render some twenty conversations.

@@ -46,7 +46,7 @@ class ComputeTarget:
         return cls(device, _resolve_dtype(config.dtype, device, native), native)
 
     @property
-    def obstacle(self) -> str | None:
+    def native_unsupported_reason(self) -> str | None:
         """Why native code cannot compute the model's linear layers, and what to do; None: it can."""
         if self.device.type != "cpu":
             return f"not on {self.device.type}: use a CPU"
@@ -62,10 +62,9 @@ class ComputeTarget:
         Raises:
             ValueError: says what is possible.
         """
-        if quantization is not None and self.obstacle is not None:
-            raise ValueError(
-                f"quantization: {quantization!r} is computed by native code for CPUs, {self.obstacle}, or None"
-            )
+        reason = None if quantization is None else self.native_unsupported_reason
+        if reason is not None:
+            raise ValueError(f"quantization: {quantization!r} is computed by native code for CPUs, {reason}, or None")
 
 
 def _resolve_device(device: str | torch.device) -> torch.device:

@@ -12,7 +12,7 @@ import transformers
 from radixkv.attention import AttentionLayer, NewTokens
 from radixkv.errors import UnsupportedModelError
 from radixkv.memory import LayerShape
-from radixkv.model.attention_function import attention_by, layer_options, obstacle
+from radixkv.model.attention_function import attention_by, layer_options, unsupported_reason
 
 
 @contextmanager
@@ -38,7 +38,7 @@ def watch_layers(model: transformers.PreTrainedModel, name: str) -> Iterator[dic
         attention_mask: torch.Tensor | None,
         **given: Any,
     ) -> torch.Tensor:
-        reason = obstacle(module, query, key, attention_mask, given)
+        reason = unsupported_reason(module, query, key, attention_mask, given)
         if reason is not None:
             raise UnsupportedModelError(f"{name}: {reason}")
         if module.layer_idx in layers:

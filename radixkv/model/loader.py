@@ -205,7 +205,7 @@ def _from_files(model: str | Path | None, config: ModelConfig, target: ComputeTa
             origin = revision or ModelFiles.of(folder)
             generation_config = read_own_generation_config(folder, config.generation_config)
             # Weights may stay in their files until native code packs them.
-            may_defer = target.obstacle is None
+            may_defer = target.native_unsupported_reason is None
             loaded, deferred = read_checkpoint(folder, name, target.dtype, target.device, may_defer)
     loaded.config.name_or_path = name  # as errors name it, not the folder that it was fetched or converted to
     return _Unprepared(loaded, name, tokenizer, origin, deferred, generation_config)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from radixkv.model.chat_templates import OtherTemplates
+from radixkv.model.chat_templates import RequestTemplates
 from radixkv.sampling_defaults import SamplingDefaults
 from radixkv.tools.chat_format import ChatFormat
 
@@ -23,7 +23,7 @@ class TextInterface:
         eos_token_ids: tokens that end an answer.
         chat_format: how its answers to conversations are written; None where it has no chat template.
         sampling_defaults: what requests that say nothing else are sampled with, by the names of `SamplingParams`.
-        other_templates: how answers are read by the chat templates that requests bring.
+        request_templates: how answers are read by the chat templates that requests bring.
     """
 
     tokenizer: Any
@@ -33,7 +33,9 @@ class TextInterface:
     eos_token_ids: frozenset[int]
     chat_format: ChatFormat | None
     sampling_defaults: SamplingDefaults
-    other_templates: OtherTemplates = field(default_factory=OtherTemplates, kw_only=True, repr=False, compare=False)
+    request_templates: RequestTemplates = field(
+        default_factory=RequestTemplates, kw_only=True, repr=False, compare=False
+    )
 
     def require_tokenizer(self) -> Any:
         """The tokenizer.

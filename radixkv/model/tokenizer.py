@@ -170,7 +170,7 @@ def with_chat_template(loaded: _Text, template: str | Path | None) -> _Text:
     if template is None:
         return loaded
     parsers = () if loaded.chat_format is None else loaded.chat_format.parsers
-    tokenizer, chat_format = loaded.other_templates.of(loaded.tokenizer, ChatTemplate.read(template), *parsers)
+    tokenizer, chat_format = loaded.request_templates.of(loaded.tokenizer, ChatTemplate.read(template), *parsers)
     return replace(loaded, tokenizer=tokenizer, chat_format=chat_format)
 
 

@@ -37,7 +37,7 @@ class Service:
         config: the server's.
         tenants: who may use it.
         drain: starts what SIGTERM starts: refuse new requests, finish the unfinished ones, exit.
-        obstacle: returns why no request can be answered now, which /ready reports; None: they can be.
+        unready_reason: returns why no request can be answered now, which /ready reports; None: they can be.
         engine: `llm`, where it is an engine of this process; None: several engines elsewhere answer.
         started: start time, in seconds since 1970.
         encoder: writes the large parts of responses.
@@ -53,7 +53,7 @@ class Service:
     config: ServerConfig
     tenants: Tenants
     drain: Callable[[], None]
-    obstacle: Callable[[], str | None] = lambda: None
+    unready_reason: Callable[[], str | None] = lambda: None
     engine: AsyncLLM | None = None
     started: int = field(default_factory=lambda: int(time.time()))
     encoder: EncoderThread = field(default_factory=EncoderThread)

@@ -48,7 +48,7 @@ def prepare_for_cpu(
         keeper: of the weights of replaced layers; None: they stay as they are.
         deferred: the model's weights, where they are not in memory; afterwards those that are not packed are.
     """
-    is_native = ComputeTarget(model.device, model.dtype, native).obstacle is None
+    is_native = ComputeTarget(model.device, model.dtype, native).native_unsupported_reason is None
     with torch.inference_mode(), probe_attention(model) as probe:
         if is_native:
             weights = deferred or MappedWeights(model)

@@ -11,7 +11,7 @@ import torch
 import transformers
 from torch import nn
 
-from radixkv.model.attention_function import OPTIONS, attention_by, obstacle
+from radixkv.model.attention_function import OPTIONS, attention_by, unsupported_reason
 from radixkv.model.layer_probe import diagonal_attention, zero_attention
 from radixkv.model.model_errors import errors_of_model
 from radixkv.model.positions.window_mask import window_of
@@ -28,7 +28,7 @@ class Probe:
 
     Attributes:
         options: those of `OPTIONS` that each layer, by its index, gives its attention function; not of layers that give it
-            more, see `obstacle`.
+            more, see `unsupported_reason`.
         attended: the queries, and the keys, of each call of the attention function, ``[1, heads, tokens, dim]``.
         calls: the arguments that each module was last called with, see `record_calls`.
     """
@@ -42,7 +42,7 @@ class Probe:
 def probe_attention(model: transformers.PreTrainedModel) -> Iterator[Probe]:
     """Within, each token attends to itself alone: real attention could hide how a few tokens were rotated.
 
-    Where a layer has an `obstacle`, it gives zeros: `watch_layers` will refuse the model.
+    Where a layer has an `unsupported_reason`, it gives zeros: `watch_layers` will refuse the model.
     """
     found = Probe()
 
@@ -55,7 +55,7 @@ def probe_attention(model: transformers.PreTrainedModel) -> Iterator[Probe]:
         **given: Any,
     ) -> torch.Tensor:
         found.attended.extend((query, key))
-        if obstacle(module, query, key, attention_mask, given) is not None:
+        if unsupported_reason(module, query, key, attention_mask, given) is not None:
             return zero_attention(query, value)
         layer_idx: Any = module.layer_idx
         given["sliding_window"] = window_of(given.get("sliding_window"), attention_mask)

@@ -108,9 +108,9 @@ def model_routes(service: Service) -> APIRouter:
         check_alive()
         if service.llm.draining:
             raise _unavailable("the server is draining")
-        obstacle = service.obstacle()
-        if obstacle is not None:
-            raise _unavailable(obstacle)
+        unready_reason = service.unready_reason()
+        if unready_reason is not None:
+            raise _unavailable(unready_reason)
         return Response()
 
     return router
