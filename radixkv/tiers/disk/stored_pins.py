@@ -167,7 +167,7 @@ class StoredPins:
         if not _is_sound(row):
             return None
         tokens = self._codec.unseal(row.tokens, _bound(row.name, row.namespace))
-        if tokens is None or not tokens or len(tokens) % (TOKEN_BYTES * self._codec.format.block_size):
+        if not tokens or len(tokens) % (TOKEN_BYTES * self._codec.format.block_size):
             return None
         return StoredPin(row.name, row.group, row.namespace, tokens, row.expires_at, bool(row.by_tenant))
 

@@ -301,6 +301,9 @@ def test_rows_that_make_no_sense_are_no_pins(open_tier: OpenTier, tmp_path: Path
         IndexedPin("none", ANN, ANN, False, None, b""),
         IndexedPin("digest", ANN[:-1], ANN, False, None, TOKENS),
         IndexedPin("time", ANN, ANN, False, "soon", TOKENS),  # type: ignore[arg-type]
+        IndexedPin(b"name", ANN, ANN, False, None, TOKENS),  # type: ignore[arg-type]
+        IndexedPin("namespace", ANN, "n" * len(ANN), False, None, TOKENS),  # type: ignore[arg-type]
+        IndexedPin("text", ANN, ANN, False, None, "t" * len(TOKENS)),  # type: ignore[arg-type]
     ]
     index = index_of(tmp_path)
     index.change_pins([], [], rows)
@@ -367,4 +370,33 @@ def test_an_index_that_is_opened_anew_brings_back_no_pin_that_is_in_force_or_rel
     pins.remove("released")
     pins.load(index.pins())
     assert pins.waiting() == [pin("waiting")]
+    index.close()
+
+
+def test_a_pin_that_is_released_while_it_is_written_is_forgotten(tmp_path: Path) -> None:
+    pins, index = StoredPins(RecordCodec(FORMAT), lambda: None), SlotIndex(tmp_path, writable=True)
+    change_pins = SlotIndex.change_pins
+
+    def release_and_change(*arguments: Any) -> None:
+        pins.remove("one")
+        change_pins(*arguments)
+
+    pins.add(pin("one"))
+    with mock.patch.object(SlotIndex, "change_pins", release_and_change):
+        pins.commit(index)
+    assert pins.has_unwritten
+    pins.commit(index)
+    assert index.pins() == []
+    index.close()
+
+
+def test_encrypted_tokens_are_those_of_no_other_pin(tmp_path: Path) -> None:
+    codec, index = RecordCodec(FORMAT, bytes(32)), SlotIndex(tmp_path, writable=True)
+    earlier, pins = (StoredPins(codec, lambda: None) for _ in range(2))
+    for name, group in (("one", ANN), ("one of ben's", BEN), ("another", ANN)):
+        earlier.add(pin(name, group))
+    earlier.commit(index)
+    one, of_ben, another = index.pins()
+    pins.load([one, of_ben._replace(tokens=one.tokens), another._replace(tokens=one.tokens)])
+    assert pins.waiting() == [pin("one")]
     index.close()
