@@ -8,5 +8,5 @@
       observe.py            inspect, simulate and explain
       demo.py, doctor.py, warm.py, bench.py, keys.py, store.py              those of the same name
     options.py              options, made of the fields of configurations; config_file.py: from a file
-    output_paths.py, report_console.py, plain_help.py                     where results go, and how help is written
+    output_paths.py, consoles.py, plain_help.py                           where results go, and how help is written
 """

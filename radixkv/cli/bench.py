@@ -7,9 +7,9 @@ from typing import Annotated, Literal
 
 import typer
 
+from radixkv.cli.consoles import console_for
 from radixkv.cli.options import JsonPath, Model, is_given
 from radixkv.cli.output_paths import writable_plot
-from radixkv.cli.report_console import console_for
 from radixkv.extras import needing_extra
 
 app = typer.Typer(no_args_is_help=True, help="Measure, always against a baseline in the same run.")

@@ -8,8 +8,8 @@ from dataclasses import asdict
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 
+from radixkv.cli.consoles import PlainConsole
 from radixkv.cli.options import Model, is_given, with_options_of
 from radixkv.config import EngineConfig, ModelConfig
 
@@ -43,7 +43,7 @@ def chat(
     from radixkv.cli.terminal_chat import run_chat
 
     params = SamplingParams(temperature=temperature, max_tokens=max_tokens)
-    console = Console()
+    console = PlainConsole()
     with console.status("loading the model"):
         llm = LLM(model, **options)
     run_chat(Chat(llm, system, params), console)
@@ -80,7 +80,7 @@ def generate(
     if temperature is None:
         temperature = 0.0 if n == 1 else 1.0  # at 0, all answers would be the same
     params = SamplingParams(n=n, max_tokens=max_tokens, temperature=temperature, top_p=top_p, seed=seed, stop=stop)
-    with Console(stderr=True).status("loading the model"):
+    with PlainConsole(stderr=True).status("loading the model"):
         from radixkv import LLM
 
         llm = LLM(model, **options)

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import io
+import signal
 import sys
 from collections.abc import Callable
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from radixkv import __version__
 from radixkv.cli import bench, keys, store
 from radixkv.cli.cluster import ingress, replica
+from radixkv.cli.consoles import PlainConsole, discard_output
 from radixkv.cli.generate import chat, generate
 from radixkv.cli.observe import explain, inspect, simulate
 from radixkv.cli.options import JsonPath
@@ -26,7 +27,7 @@ def demo(json_path: JsonPath = None) -> None:
     """Run a tour on the default model: what sharing saves, with equal answers."""
     from radixkv.cli.demo import run_demo
 
-    if not run_demo(Console(), json_path):
+    if not run_demo(PlainConsole(), json_path):
         raise typer.Exit(1)
 
 
@@ -38,7 +39,7 @@ def doctor(
     from radixkv.model.default_model import find_default_model
     from radixkv.model.gguf.conversion import ensure_converted
 
-    console = Console()
+    console = PlainConsole()
     if prepare:
         ensure_converted(find_default_model(), console.print)
     report(console)
@@ -82,14 +83,30 @@ for name, commands in (("bench", bench.app), ("keys", keys.app), ("store", store
     app.add_typer(commands, name=name, cls=PlainGroup)
 
 
+# As shells report a program that ended because nobody read its output any more.
+_UNREAD = 128 + signal.SIGPIPE
+
+
 def main() -> None:
-    """Run a command; an error that a user can fix is one line on standard error, not a traceback."""
+    """Run a command; an error that a user can fix is one line on standard error, not a traceback.
+
+    If the reader of a pipe leaves, a command ends without a message.
+    """
     # Models write any character; a terminal that cannot show one shows its escape sequence.
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
     try:
-        app()
+        try:
+            app()
+        finally:
+            if sys.stdout is not None:
+                sys.stdout.flush()
+    except SystemExit as end:  # Typer and rich end the program themselves
+        raise SystemExit(_UNREAD if isinstance(end.__context__, BrokenPipeError) else end.code) from None
+    except BrokenPipeError:
+        discard_output()
+        raise SystemExit(_UNREAD) from None
     except (ValueError, TypeError, OSError, MemoryError, ImportError) as error:
         _fail(error)
     except Exception as error:

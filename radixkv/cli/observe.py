@@ -10,12 +10,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.text import Text
 
+from radixkv.cli.consoles import PlainConsole, console_for
 from radixkv.cli.options import JsonPath, Model, is_given, variable_of, with_options_of
 from radixkv.cli.output_paths import writable, writable_plot
-from radixkv.cli.report_console import console_for
 from radixkv.config import EngineConfig
 from radixkv.observe.simulate.replicas.cost_model import CostModel
 
@@ -51,7 +50,7 @@ def inspect(
         named = {name: snapshot.to_json() for name, snapshot in snapshots.items() if name is not None}
         print(snapshots[None].to_json() if None in snapshots else join_snapshots(named))
         return
-    console = Console()
+    console = PlainConsole()
     if not snapshots:
         console.print("no replica is there")
     for name, snapshot in snapshots.items():

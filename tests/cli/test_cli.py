@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -19,6 +21,7 @@ from typer.main import get_command
 
 from radixkv import __main__
 from radixkv.cli import cluster
+from radixkv.cli.consoles import PlainConsole
 from radixkv.cli.demo import QUESTIONS, SYSTEM
 from radixkv.cli.main import app, main
 from radixkv.errors import MissingPackageError
@@ -311,3 +314,42 @@ def test_figures_are_written_when_the_reader_of_a_pipe_leaves(tmp_path: Path) ->
         process.stdout.close()
         process.wait()
     assert json.loads(path.read_text())["rates"]["lru"]
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["--version"], ["keys", "new", "ann"], ["simulate", "TRACE", "--blocks", "1", "--policy", "lru"]],
+    ids=lambda words: words[0],
+)
+def test_a_command_ends_without_a_message_when_the_reader_of_a_pipe_leaves(
+    arguments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its status was that of an error, or Python complained that the last lines could not be written."""
+    trace = tmp_path / "trace"
+    trace.write_text('{"timestamp": 0, "hash_ids": [1]}\n')
+    monkeypatch.setattr(sys, "argv", ["radixkv", *(str(trace) if word == "TRACE" else word for word in arguments)])
+    reader, writer = os.pipe()
+    os.close(reader)
+    err = io.StringIO()
+    with (
+        open(writer, "w") as out,
+        contextlib.redirect_stdout(out),
+        contextlib.redirect_stderr(err),
+        pytest.raises(SystemExit) as end,
+    ):
+        main()
+    assert (end.value.code, err.getvalue()) == (128 + signal.SIGPIPE, "")
+
+
+@pytest.mark.parametrize("variable", ["1", ""])
+def test_where_no_colour_is_wanted_nothing_is_written_but_text(variable: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The cursor was moved all the same."""
+    monkeypatch.setenv("NO_COLOR", variable)
+    monkeypatch.setenv("TERM", "xterm")
+    file = io.StringIO()
+    monkeypatch.setattr(file, "isatty", lambda: True, raising=False)
+    console = PlainConsole(file=file)
+    with console.status("loading"):
+        console.print("[bold]text[/]")
+    assert ("\x1b" in file.getvalue()) == (not variable)
+    assert "text" in file.getvalue()

@@ -15,7 +15,7 @@ import pytest
 from rich.console import Console
 
 from radixkv.bench.cluster import chaos
-from radixkv.cli.report_console import console_for
+from radixkv.cli.consoles import console_for
 
 
 class Process:

@@ -16,7 +16,7 @@ from rich.console import Console
 from radixkv.bench.serving import attacks, server_process, soak
 from radixkv.bench.serving.attacks import AttackCost, run_attacks
 from radixkv.bench.serving.soak import ServerSoak, run_soak_server
-from radixkv.cli.report_console import console_for
+from radixkv.cli.consoles import console_for
 
 
 @pytest.mark.parametrize(
