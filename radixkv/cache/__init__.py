@@ -12,7 +12,7 @@
                             stats.py
     observer.py             what is called when blocks come and go: event_recorder.py and events.py, evicted.py
     block_hash.py, tokens.py, lazy_heap.py                                names of blocks, tokens as bytes, a heap
-    arguments.py, errors.py                                               what is refused, and by which errors
+    arguments.py, errors.py                                               what is refused, and by which errors; counted.py
     invariants.py           every rule that the cache keeps, verified from scratch
 """
 

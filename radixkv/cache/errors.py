@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from radixkv.cache.counted import counted
+
 
 class CacheError(Exception):
     """Base of the cache's errors."""
@@ -27,7 +29,7 @@ class OutOfBlocks(CacheError):  # noqa: N818 - the field's term for the conditio
     """
 
     def __init__(self, needed: int, free: int, evictable: int) -> None:
-        super().__init__(f"{needed} blocks needed, {free} free and {evictable} evictable")
+        super().__init__(f"{counted(needed, 'block')} needed, {free} free and {evictable} evictable")
         self.needed = needed
         self.free = free
         self.evictable = evictable
@@ -46,7 +48,7 @@ class PinQuotaExceeded(CacheError):  # noqa: N818 - as above
 
     def __init__(self, needed: int, quota: int) -> None:
         super().__init__(
-            f"{needed} blocks would be pinned, {quota} may be: unpin others, or give the cache more blocks"
+            f"{counted(needed, 'block')} would be pinned, {quota} may be: unpin others, or give the cache more blocks"
         )
         self.needed = needed
         self.quota = quota

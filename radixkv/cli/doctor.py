@@ -16,6 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from radixkv import __version__
+from radixkv.cache.counted import counted
 from radixkv.errors import ModelLoadError
 from radixkv.model.default_model import DEFAULT_MODEL_NAME, find_default_model
 from radixkv.model.gguf.conversion import converted_folder, find_damage
@@ -49,7 +50,7 @@ def examine() -> list[Finding]:
     flags = cpu_flags()
     instructions = [name for flag, name in _INSTRUCTIONS.items() if flag in flags]
     num_cores, num_threads = len(os.sched_getaffinity(0)), torch.get_num_threads()
-    cores = f"{num_cores} cores, {num_threads} threads"
+    cores = f"{counted(num_cores, 'core')}, {counted(num_threads, 'thread')}"
     is_held = num_threads < num_cores and "OMP_NUM_THREADS" in os.environ
     cores_advice = "unset OMP_NUM_THREADS, unless other programs need the cores" if is_held else ""
     packed = torch.backends.mkldnn.is_available()

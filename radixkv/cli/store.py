@@ -127,7 +127,9 @@ def _reason(path: Path, error: Exception) -> str:
 
 
 def _removed(count: int) -> tuple[str, int]:
-    return f"{_number(count, 'block')} removed", count
+    from radixkv.cache.counted import counted
+
+    return f"{counted(count, 'block')} removed", count
 
 
 def _stores(folder: Path) -> list[Path]:
@@ -142,19 +144,21 @@ def _stores(folder: Path) -> list[Path]:
 def _lines(info: StoreInfo, namespaces: bool) -> Iterator[str]:
     import datetime
 
-    block = info.header.block_format
+    from radixkv.cache.counted import counted
+
+    block, blocks = info.header.block_format, counted(info.num_blocks, "block")
     yield f"model {block.model or 'unknown'}, fingerprint {block.fingerprint.hex()[:16]}"
     yield f"keys and values in {_precision(block.dtype)}"
-    yield f"{info.num_blocks:,} blocks of {block.block_size} tokens and {block.block_bytes:,} bytes"
+    yield f"{blocks} of {counted(block.block_size, 'token')} and {counted(block.block_bytes, 'byte')}"
     used, taken = info.num_blocks * info.slot_bytes / 1e6, info.taken_bytes / 1e6
     space = f"{used:,.0f} MB of {taken:,.0f} MB taken" if taken else "no space taken yet"
-    yield f"{_number(len(info.namespaces), 'namespace')}, {space}"
+    yield f"{counted(len(info.namespaces), 'namespace')}, {space}"
     if info.last_used is not None:
         yield f"last used {datetime.datetime.fromtimestamp(info.last_used).isoformat(' ', 'seconds')}"
     yield "encrypted" if info.header.sealed else "not encrypted"
     yield f"written by {info.owner}" if info.owner else "no process writes to it"
     for namespace, count in sorted(info.namespaces.items(), key=lambda item: -item[1]) if namespaces else ():
-        yield f"namespace {namespace.hex()}: {_number(count, 'block')}"
+        yield f"namespace {namespace.hex()}: {counted(count, 'block')}"
 
 
 def _precision(dtype: str) -> str:
@@ -162,7 +166,3 @@ def _precision(dtype: str) -> str:
     if dtype.startswith("float8"):
         return f"fp8 ({dtype}, quantised with scales)"
     return f"{dtype}, not quantised" if dtype else "an unknown type"
-
-
-def _number(count: int, noun: str) -> str:
-    return f"{count:,} {noun}{'' if count == 1 else 's'}"

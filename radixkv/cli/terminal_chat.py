@@ -7,6 +7,7 @@ import time
 
 from rich.console import Console
 
+from radixkv.cache.counted import counted
 from radixkv.chat import Chat
 
 
@@ -44,6 +45,6 @@ def _summary(chat: Chat, start: float) -> str:
     num_prompt = len(output.prompt_token_ids)
     rate = (chat.last_num_tokens - 1) / (end - first) if end > first else 0.0
     return (
-        f"{num_prompt} prompt tokens, {output.num_cached_tokens} reused; "
+        f"{counted(num_prompt, 'prompt token')}, {output.num_cached_tokens} reused; "
         f"first token after {first - start:.2f} s, {rate:.0f} tokens/s"
     )

@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterable
 
 from radixkv.cache import PrefixCache
+from radixkv.cache.counted import counted
 from radixkv.engine.clearing import NamespaceSelection
 from radixkv.engine.trace_recorder import TraceRecorder
 from radixkv.errors import NoBlocksLeftError
@@ -110,7 +111,7 @@ class UnfinishedRequests:
         num_needed = self._scheduler.admission.num_blocks_awaited(group)
         num_blocks, num_available = self._cache.num_blocks, self._cache.num_available_blocks
         request.failure = NoBlocksLeftError(
-            f"request {request.request_id!r} needs {num_needed} blocks besides what is cached of it, and only "
+            f"request {request.request_id!r} needs {counted(num_needed, 'block')} besides what is cached of it, and only "
             f"{num_available} of {num_blocks} can be had, because {num_blocks - num_available} are pinned: "
             "unpin prefixes, ask for less, or raise kv_cache_memory_bytes or num_blocks"
         )

@@ -8,6 +8,7 @@ from typing import Any
 
 from radixkv.cache import Computed, Explanation, PrefixCache, Reason
 from radixkv.cache.arguments import check_unicode
+from radixkv.cache.counted import counted
 
 Decode = Callable[[list[int]], str]
 DecodeToken = Callable[[int], str]
@@ -46,7 +47,7 @@ class TierPart:
 
     def __str__(self) -> str:
         time = "" if self.seconds is None else f", loaded in about {1000 * self.seconds:.0f} ms"
-        return f"{self.num_tokens} tokens from {self.start} on: in the tier {self.medium!r}{time}"
+        return f"{counted(self.num_tokens, 'token')} from {self.start} on: in the tier {self.medium!r}{time}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,8 +156,7 @@ def explain_after(
 
 
 def _sentence(part: Computed) -> str:
-    tokens = "1 token" if part.num_tokens == 1 else f"{part.num_tokens} tokens"
-    times = "once" if part.uses == 1 else f"{part.uses} times"
+    tokens, times = counted(part.num_tokens, "token"), "once" if part.uses == 1 else f"{part.uses} times"
     match part.reason:
         case Reason.NEW:
             return f"{tokens} from {part.start} on: not seen before, as far as is remembered"

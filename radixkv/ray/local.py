@@ -14,6 +14,7 @@ from dataclasses import replace
 from math import ceil
 from typing import TYPE_CHECKING
 
+from radixkv.cache.counted import counted
 from radixkv.extras import needing_extra
 from radixkv.ray.memory import available_memory, check_memory, replica_memory
 from radixkv.ray.options import ApplicationOptions, PlacementConfig, cpus_per_replica
@@ -74,7 +75,7 @@ def serve_replicas(options: ApplicationOptions) -> int:
         with _deployed(application, stop_serve=joined and not (before.proxies or before.applications)):
             scheme = "http" if server.ssl_certfile is None else "https"
             url = f"{scheme}://{server.host}:{server.port}"
-            print(f"Serving {options.placement.min_replicas} replicas at {url}", flush=True)
+            print(f"Serving {counted(options.placement.min_replicas, 'replica')} at {url}", flush=True)
             _wait_for_signal()
             _log.info("draining")
     _log.info("stopped")

@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 
+from radixkv.cache.counted import counted
 from radixkv.scheduling.tenant_share import TenantShare, share_of
 
 # A tenant of mean weight may hold this many times the slots that are still free.
@@ -46,7 +47,8 @@ class QueueSlots:
         """Why a tenant may not have so many more of all slots now; None: it may."""
         num_taken, own = self.num_taken, self._taken[tenant]
         if num_taken + count > num_slots:
-            return f"{num_taken} requests are unfinished, and at most {num_slots} may be"
+            are = "is" if num_taken == 1 else "are"
+            return f"{counted(num_taken, 'request')} {are} unfinished, and at most {num_slots} may be"
         if self._is_sole(tenant) and own == num_taken:
             return None
         weights = {other: share_of(other, self.tenants).weight for other in {tenant, *self._taken}}
@@ -54,7 +56,7 @@ class QueueSlots:
         num_more = _num_more(own, num_free, weights[tenant] * len(weights) / sum(weights.values()))
         if count > num_more:
             return (
-                f"{own} requests of yours are unfinished, of {num_taken} in all; "
+                f"{counted(own, 'request')} of yours {'is' if own == 1 else 'are'} unfinished, of {num_taken} in all; "
                 f"{num_free - num_more} of the remaining {num_free} queue slots are kept for others"
             )
         return None

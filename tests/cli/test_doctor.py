@@ -26,6 +26,7 @@ def found(what: str) -> doctor.Finding:
 
 
 def test_instructions_are_named_as_their_makers_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.get_num_threads", lambda: 2)
     monkeypatch.setattr(doctor, "cpu_flags", lambda: frozenset({"avx512f", "avx2", "amx_bf16", "sse2"}))
     assert found("CPU").found.endswith("threads, AVX2, AVX-512, AMX")
     monkeypatch.setattr(doctor, "cpu_flags", frozenset)

@@ -16,6 +16,7 @@ from __future__ import annotations
 import math
 from html import escape
 
+from radixkv.cache.counted import counted
 from radixkv.observe.inspect.snapshot import CacheSnapshot
 from radixkv.observe.inspect.visible_text import visible
 
@@ -38,7 +39,8 @@ def to_svg(snapshot: CacheSnapshot) -> str:
     height = _HEADER + row_height * num_rows
     max_uses = max((node.uses for node in nodes), default=1)
     title = (
-        f"{snapshot.num_cached_blocks:,} blocks of {snapshot.block_size} tokens in {len(nodes):,} nodes; "
+        f"{counted(snapshot.num_cached_blocks, 'block')} of {counted(snapshot.block_size, 'token')} in "
+        f"{counted(len(nodes), 'node')}; "
         f"sharing saves {snapshot.sharing_factor:.2f} times"
     )
     parts = [
@@ -70,6 +72,7 @@ def to_svg(snapshot: CacheSnapshot) -> str:
 def _caption(snapshot: CacheSnapshot, index: int) -> str:
     node = snapshot.nodes[index]
     return (
-        f"{node.num_tokens} tokens in {node.num_blocks} blocks, after {node.depth_tokens}; used {node.uses} times, "
+        f"{counted(node.num_tokens, 'token')} in {counted(node.num_blocks, 'block')}, after {node.depth_tokens}; used "
+        f"{counted(node.uses, 'time')}, "
         f"idle for {node.idle_seconds:.0f} s: {visible(node.text or '')}"
     )

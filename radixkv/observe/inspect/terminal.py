@@ -8,6 +8,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from radixkv.cache.counted import counted
 from radixkv.observe.inspect.snapshot import CacheSnapshot
 from radixkv.observe.inspect.tree_view import draw_tree, one_line, usage_label
 
@@ -39,7 +40,7 @@ def _figures(snapshot: CacheSnapshot) -> Table:
         + ("" if saved is None else f"; {saved / 2**20:,.1f} MiB saved"),
         "reused": f"{stats.get('reused_tokens', 0):,} of {queried:,} prompt tokens"
         + (f" ({stats.get('reused_tokens', 0) / queried:.0%})" if queried else ""),
-        "evicted": f"{stats.get('evicted_tokens', 0):,} tokens",
+        "evicted": counted(stats.get("evicted_tokens", 0), "token"),
     }
     for name, value in rows.items():
         table.add_row(Text(name, style="bold"), value)

@@ -11,6 +11,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from radixkv.cache import POLICIES
+from radixkv.cache.counted import counted
 from radixkv.observe.simulate.bounds import belady, block_lru, unlimited
 from radixkv.observe.simulate.replay import replay
 from radixkv.observe.simulate.synthetic import SYNTHETIC
@@ -71,7 +72,7 @@ class Report:
 
     def _table(self) -> Table:
         table = Table(
-            title=f"hit rate of {self.num_asked_blocks:,} blocks requested, {self.num_distinct_blocks:,} distinct"
+            title=f"hit rate of {counted(self.num_asked_blocks, 'block')} requested, {self.num_distinct_blocks:,} distinct"
         )
         table.add_column("policy")
         for size in self.num_blocks:
@@ -148,7 +149,7 @@ def simulate(name: str, trace: Trace, sizes: Sequence[int], policies: Sequence[s
         for policy in policies:
             rates = report.rates[policy] = []
             for size in sizes:
-                progress.update(task, description=f"{policy}, {size:,} blocks")
+                progress.update(task, description=f"{policy}, {counted(size, 'block')}")
                 num_hits = 0
                 for count in replay(trace, size, POLICIES[policy]()):
                     num_hits += count
@@ -168,11 +169,12 @@ def advise(report: Report, bytes_per_token: int | None) -> str:
     sizes = report.num_blocks
     gain = next((index for index, rate in enumerate(rates) if rate >= rates[0] + _TOLERANCE), None)
     if report.unlimited - rates[0] < _TOLERANCE:
-        return f"{sizes[0]:,} blocks are enough: no cache of any size would hit more than {report.unlimited:.2f}."
+        is_enough = "is enough" if sizes[0] == 1 else "are enough"
+        return f"{counted(sizes[0], 'block')} {is_enough}: no cache of any size would hit more than {report.unlimited:.2f}."
     if gain is None:
         falls = min(rates) < rates[0] - _TOLERANCE
         stays = "gains nothing" if falls else f"stays near {rates[0]:.2f}"
-        sentence = f"{name} {stays} up to {sizes[-1]:,} blocks"
+        sentence = f"{name} {stays} up to {counted(sizes[-1], 'block')}"
         more = ""
     else:
         # The first size that gains at least half of what the best one does, which need not be the largest: a larger cache
@@ -182,7 +184,7 @@ def advise(report: Report, bytes_per_token: int | None) -> str:
         blocks = sizes[index] - sizes[0]
         memory = "" if bytes_per_token is None else f" ({blocks * report.block_size * bytes_per_token / 2**30:.1f} GiB)"
         sentence = (
-            f"{blocks:,} blocks more{memory} would raise the hit rate of {name} "
+            f"{counted(blocks, 'block')} more{memory} would raise the hit rate of {name} "
             f"from {rates[0]:.2f} to {rates[index]:.2f}"
         )
         more = f"; {best} gets there without" if report.rates[best][0] >= rates[index] - _TOLERANCE else ""

@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from radixkv.cache import LRU
+from radixkv.cache.counted import counted
 from radixkv.observe.simulate.replay import replay
 from radixkv.observe.simulate.replicas.choosers import (
     ONE_CACHE,
@@ -99,7 +100,9 @@ class ReplicaReport:
             console.print(f"not run: {router}, which needs `pip install 'ray[serve]'`", highlight=False)
 
     def _table(self) -> Table:
-        table = Table(title=f"{self.num_requests:,} requests, {self.num_blocks:,} blocks in all, load {self.load:g}")
+        table = Table(
+            title=f"{counted(self.num_requests, 'request')}, {counted(self.num_blocks, 'block')} in all, load {self.load:g}"
+        )
         table.add_column("replicas", justify="right")
         table.add_column("router")
         for name in ("hit rate", "p50 s", "p99 s", "imbalance", "least"):
@@ -217,7 +220,7 @@ def simulate_replicas(
     for num_replicas in counts:
         stretch = stretch_for(trace, num_replicas, sizes[0], cost, load_factor)
         for router in names:
-            with console.status(f"{router}, {num_replicas} replicas"):
+            with console.status(f"{router}, {counted(num_replicas, 'replica')}"):
                 try:
                     report.rows.append(run_router(trace, router, num_replicas, sizes[0], cost, stretch, num_ingresses))
                 except ImportError as error:
