@@ -183,6 +183,48 @@ def test_where_a_value_shows_its_kind_one_that_is_not_described_is_written_as_an
     assert functions(read(form, text)) == [("send", {"value": value})]
 
 
+def test_where_keys_are_not_described_their_values_may_be() -> None:
+    """Even a strict tool's dictionary of strings could have numbers."""
+    schema = {"type": "object", "additionalProperties": {"type": ["string", "null"]}}
+    form, tokenizer = form_for("gemma", {"properties": {"value": schema}}, strict=True)
+    grammar, write = Grammar(form, tokenizer), calls_of("gemma").write_calls
+    for value in ({}, {"a": "x", "b": None}):
+        text = write([("send", {"value": value})])
+        assert grammar.accepts(text)
+        assert functions(read(form, text)) == [("send", {"value": value})]
+    assert not grammar.accepts(write([("send", {"value": {"a": 1}})]))
+    form, _ = form_for("gemma", {"properties": {"value": {**schema, "additionalProperties": False}}}, strict=True)
+    empty = Grammar(form, tokenizer)
+    assert empty.accepts(write([("send", {"value": {}})]))
+    assert not empty.accepts(write([("send", {"value": {"a": "x"}})]))
+
+
+@pytest.mark.parametrize(
+    "others", [{"required": ["a"]}, {"additionalProperties": {}, "minProperties": 1}, {"items": False}]
+)
+def test_what_cannot_be_enforced_of_an_object_that_is_not_described_is_refused(others: dict[str, Any]) -> None:
+    form, _ = form_for("gemma", {"properties": {"value": {"type": "object", **others}}}, strict=True)
+    with pytest.raises(ValueError, match=f"tools: send: {list(others)[-1]} cannot be enforced"):
+        form.frame(content_is_constrained=False)
+
+
+@pytest.mark.parametrize("name", NOTATIONS)
+@pytest.mark.parametrize("keyword", ["anyOf", "oneOf"])
+def test_of_several_kinds_of_objects_each_is_read_as_it_is_described(name: str, keyword: str) -> None:
+    """All were read as the first kind: a text that only another one has, and that looks like a number, became one."""
+    kinds: list[dict[str, Any]] = [
+        {"type": "object", "properties": {"kind": {"const": "p"}, "at": {"type": "integer"}}, "required": ["kind"]},
+        {"type": "object", "properties": {"kind": {"const": "q"}, "text": {"type": "string"}}, "required": ["kind"]},
+    ]
+    lists = {keyword: [{"type": "array", "items": {"type": "string"}}, {"type": "null"}]}
+    form, tokenizer = form_for(name, {"properties": {"value": {keyword: kinds}, "list": lists}}, strict=True)
+    for value in ({"kind": "p", "at": 3}, {"kind": "q", "text": "3"}):
+        arguments = {"value": value, "list": ["3"]}
+        text = calls_of(name).write_calls([("send", arguments)])
+        assert Grammar(form, tokenizer).accepts(text)
+        assert functions(read(form, text)) == [("send", arguments)]
+
+
 def test_where_it_does_not_such_a_value_is_json() -> None:
     form, tokenizer = form_for("minimax_m3", {"properties": {"value": {}}})
     text = ']m[<tool_call>\n]m[<invoke name="send">]m[<value>{"a": ["b", 1]}]m[</value>]m[</invoke>\n]m[</tool_call>'

@@ -12,8 +12,9 @@ from radixkv.tools.formats.element_syntax import KEY, Members, Nested, ValueFram
 from radixkv.tools.formats.schema_kinds import SchemaKinds, is_string, names_kind, names_members
 from radixkv.tools.grammar import GrammarWriter, escaped
 
-_OF_OBJECTS = frozenset({"type", "properties", "required", "additionalProperties", *ANNOTATIONS})
-_OF_LISTS = frozenset({"type", "items", *ANNOTATIONS})
+_OF_VALUES = frozenset({"type", *ANNOTATIONS})
+_OF_OBJECTS = _OF_VALUES | {"properties", "required", "additionalProperties"}
+_OF_LISTS = _OF_VALUES | {"items"}
 _ANY_SCALAR = ("number", "boolean", "null")
 
 
@@ -84,26 +85,42 @@ class ElementGrammar:
             return writer.repeated(nested.list_open, item, nested.separator, f"{nested.list_close}{end}")
         if not self._syntax.shows_kinds:
             return value_before(writer, self._tool, schema, rule, end)
-        self._check(schema, _OF_OBJECTS | _OF_LISTS)
+        enforced = _OF_VALUES | {key for key in _OF_OBJECTS | _OF_LISTS if schema.get(key) in (True, [], {})}
+        if kind == "object" and "additionalProperties" in set(schema) - enforced:
+            self._check(schema, enforced | {"additionalProperties"})
+            return f"{self._dictionary(nested, schema['additionalProperties'], rule)} {writer.literal(end)}"
+        self._check(schema, enforced)
         if not writer.has_rule("any_object"):
             self._add_any(nested)
         return f"{'any_object' if kind == 'object' else 'any_list'} {writer.literal(end)}"
 
+    def _dictionary(self, nested: Nested, values: Any, rule: str) -> str:
+        """An expression for an object that has any keys, and values of this schema; False: it has none."""
+        writer, syntax = self._writer, self._syntax
+        if values is False:
+            return writer.literal(f"{nested.object_open}{nested.object_close}")
+        value = self._valued("", syntax.values, values, f"{rule}_member", "")
+        member = writer.rule(f"{rule}_member", f"{self._any_key()} ({value})")
+        return writer.repeated(nested.object_open, member, syntax.separator, nested.object_close)
+
     def _add_any(self, nested: Nested) -> None:
         """Add the rules of objects and lists that are not described."""
         writer, syntax = self._writer, self._syntax
-        ends = {text[0] for text in (*syntax.literals, '"') if text}
-        key = f"/[^\\s{''.join(map(escaped, sorted(ends)))}]+/"
         other = f"(any_object | any_list | {writer.schema(self._tool, 'any_scalar', {'type': list(_ANY_SCALAR)})})"
 
         def valued(frames: ValueFrames) -> str:
             string = f"{writer.literal(frames.strings.begin)} {writer.text_before(frames.strings.end)}"
             return f"({string} | {writer.literal(frames.others.begin)} {other} {writer.literal(frames.others.end)})"
 
-        member = writer.rule("any_member", f"{writer.literal(syntax.key_begin)} {key} {valued(syntax.values)}")
+        member = writer.rule("any_member", f"{self._any_key()} {valued(syntax.values)}")
         item = writer.rule("any_item", valued(nested.items))
         writer.rule("any_object", writer.repeated(nested.object_open, member, syntax.separator, nested.object_close))
         writer.rule("any_list", writer.repeated(nested.list_open, item, nested.separator, nested.list_close))
+
+    def _any_key(self) -> str:
+        """An expression for any key, up to where its value begins."""
+        ends = {text[0] for text in (*self._syntax.literals, '"') if text}
+        return f"{self._writer.literal(self._syntax.key_begin)} /[^\\s{''.join(map(escaped, sorted(ends)))}]+/"
 
     def _check(self, schema: Mapping[str, Any], enforced: frozenset[str]) -> None:
         others = set(schema) - enforced

@@ -104,11 +104,11 @@ class _Reader:
         if (None in types or "array" in types) and (
             yield from self._opens(nested.list_open, nested.items.others.begin)
         ):
-            return (yield from self._within(self._list(_of_type("array", kinds), end)))
+            return (yield from self._within(self._list(_items_of(kinds), end)))
         if (None in types or "object" in types) and (
             yield from self._opens(nested.object_open, self._syntax.key_begin)
         ):
-            return (yield from self._within(self._object(_of_type("object", kinds), end)))
+            return (yield from self._within(self._object(_members_of(kinds), end)))
         if not end:
             yield from skip_whitespace(source)
             return as_json((yield from json_value_text(source)), [_ANY])
@@ -136,9 +136,8 @@ class _Reader:
         """Whether a list or an object begins; ``opening`` is then taken."""
         return (yield from accept(self._source, opening) if opening else follows(self._source, first))
 
-    def _object(self, schema: Any, end: str) -> Parsing[str]:
+    def _object(self, schemas: Mapping[str, Any], end: str) -> Parsing[str]:
         assert self._syntax.nested is not None
-        schemas = described_properties(schema) if names_members(schema) else _ANY
         members: list[str] = []
         while not (yield from accept(self._source, f"{self._syntax.nested.object_close}{end}")):
             yield from expect(self._source, self._syntax.separator if members else "")
@@ -146,10 +145,9 @@ class _Reader:
             members.append(f"{json_text(key)}: {value}")
         return f"{{{', '.join(members)}}}"
 
-    def _list(self, schema: Any, end: str) -> Parsing[str]:
+    def _list(self, item_schema: Any, end: str) -> Parsing[str]:
         nested = self._syntax.nested
         assert nested is not None
-        item_schema = schema.get("items", _ANY) if isinstance(schema, Mapping) else _ANY
         items: list[str] = []
         while not (yield from accept(self._source, f"{nested.list_close}{end}")):
             yield from expect(self._source, nested.separator if items else "")
@@ -157,5 +155,23 @@ class _Reader:
         return f"[{', '.join(items)}]"
 
 
-def _of_type(name: str, kinds: Sequence[Any]) -> Any:
-    return next((kind for kind in kinds if isinstance(kind, Mapping) and kind.get("type") == name), _ANY)
+def _members_of(kinds: Sequence[Any]) -> Mapping[str, Any]:
+    """The schemas of the members of objects, by their keys: of one that several kinds have, any of theirs."""
+    schemas: dict[str, list[Any]] = {}
+    for kind in _of_type("object", kinds):
+        for key, schema in described_properties(kind).items() if names_members(kind) else ():
+            schemas.setdefault(key, []).append(schema)
+    return {key: _any_of(each) for key, each in schemas.items()}
+
+
+def _items_of(kinds: Sequence[Any]) -> Any:
+    """The schema of the items of lists."""
+    return _any_of([kind.get("items", _ANY) for kind in _of_type("array", kinds)] or [_ANY])
+
+
+def _any_of(schemas: Sequence[Any]) -> Any:
+    return schemas[0] if len(schemas) == 1 else {"anyOf": schemas}
+
+
+def _of_type(name: str, kinds: Sequence[Any]) -> Sequence[Mapping[str, Any]]:
+    return [kind for kind in kinds if isinstance(kind, Mapping) and kind.get("type") == name]
