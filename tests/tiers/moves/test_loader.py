@@ -10,10 +10,12 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 from support.tier_model import prefix_keys
+from support.time_limit import HANGING
 
 from radixkv.tiers.block_key import BlockKey
 from radixkv.tiers.host_tier import HostTier
-from radixkv.tiers.moves.load import Load
+from radixkv.tiers.moves import loader as loader_module
+from radixkv.tiers.moves.load import Load, LookUp
 from radixkv.tiers.moves.loader import BlockLoader
 from radixkv.tiers.moves.pool_rows import PoolRows
 from radixkv.tiers.stack import Span, TierStack
@@ -34,12 +36,14 @@ class Rows(PoolRows):
         self.blocks[block_ids] = data.view(np.int64)[:, 0]
 
 
-def loader_of(stack: object, rows: PoolRows) -> BlockLoader:
+def loader_of(stack: object, rows: PoolRows, num_stored: int = 0) -> BlockLoader:
     """A loader that only reads from a stack."""
     nothing = cast(Any, None)
-    return BlockLoader(
-        cast(TierStack, stack), nothing, nothing, rows, lambda count, nbytes: np.zeros((count, nbytes), np.uint8)
-    )
+
+    def make_buffer(count: int, nbytes: int) -> NDArray[np.uint8]:
+        return np.zeros((count, nbytes), np.uint8)
+
+    return BlockLoader(cast(TierStack, stack), nothing, nothing, rows, make_buffer, num_stored)
 
 
 class SlowRows(Rows):
@@ -266,3 +270,41 @@ def test_time_in_which_two_chunks_are_read_counts_once() -> None:
     assert load.write(rows, third, data, lambda: 18.0)
     assert load.read == [(1, 8, 5.0), (1, 8, 0.0), (1, 8, 3.0)]
     assert load.num_loaded == 24
+
+
+@pytest.mark.parametrize(
+    ("num_stored", "max_bytes", "expected"), [(10, 1 << 30, 10), (100, 1 << 30, 64), (100, 88, 11)]
+)
+def test_memory_is_prepared_for_what_is_stored_and_for_each_load(
+    num_stored: int, max_bytes: int, expected: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loader_module, "_PREPARED_BLOCKS", 4)
+    monkeypatch.setattr(loader_module, "_MAX_PREPARED_BYTES", max_bytes)
+    parts: list[list[int]] = []
+    all_prepared = threading.Event()
+
+    class PreparedRows(Rows):
+        def prepare(self, block_ids: NDArray[np.int32]) -> None:
+            parts.append(block_ids.tolist())
+            if sum(map(len, parts)) == expected:
+                all_prepared.set()
+
+    loader = loader_of(TierStack([HostTier(8, 8)]), PreparedRows(), num_stored)
+    assert all_prepared.wait(HANGING)
+    load = Load(prefix_keys("a", *range(8)), [Span(0, 0, 8)], 0, np.arange(40, 48, dtype=np.int32))
+    loader.load(load)
+    assert load.done.wait(HANGING)
+    assert loader.stop(HANGING)
+    assert [block for part in parts for block in part] == [*range(expected), *range(40, 48)]
+    assert all(0 < len(part) <= 4 for part in parts[:-1])
+
+
+def test_a_look_up_that_fails_finds_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    """Whoever waits for it computes at once."""
+    loader, look_up = loader_of(TierStack([HostTier(8, 8)]), Rows()), LookUp("", bytes(16), 0)
+    loader.look_up(look_up)  # there is no writer, and an error
+    assert look_up.done.wait(HANGING)
+    assert loader.progress.wait(HANGING)
+    assert look_up.spans == []
+    assert loader.stop(HANGING)
+    assert len(caplog.records) == 1
