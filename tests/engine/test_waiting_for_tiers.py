@@ -86,17 +86,21 @@ def test_a_block_that_is_wanted_again_while_it_is_written_is_found() -> None:
     assert writer.reserve(3)
     writer.put([PrefixBlocks("", tokens[:48], 0, 3)], lambda: np.ones((3, 8), np.uint8))
     assert tier.puts.wait(600)
-    wanted, other = LookUp("", tokens, 0), LookUp("tenant", tokens, 0)
-    loader.look_up(wanted)
-    loader.look_up(other)
-    assert other.done.wait(600)
-    assert other.spans == []
-    assert wanted.spans is None
-    assert wanted.waits_for_writer
+    wanted = [LookUp("", tokens, 0), LookUp("", tokens[:32] + bytes(32), 1)]
+    others = [LookUp("tenant", tokens, 0), LookUp("", tokens[:28] + bytes(36), 1), LookUp("", tokens[:24], 1)]
+    for each in (*wanted, *others):
+        loader.look_up(each)
+    for each in others:
+        assert each.done.wait(600)
+        assert each.spans == []
+    for each in wanted:
+        assert each.spans is None
+        assert each.waits_for_writer
     tier.may_put.set()
-    assert wanted.done.wait(600)
-    assert not wanted.waits_for_writer
-    assert wanted.spans == [Span(0, 0, 3)]
+    for each, spans in zip(wanted, ([Span(0, 0, 3)], [Span(0, 1, 2)]), strict=True):
+        assert each.done.wait(600)
+        assert not each.waits_for_writer
+        assert each.spans == spans
     assert writer.stop(60)
     assert loader.stop(60)
 
