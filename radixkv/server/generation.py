@@ -129,12 +129,15 @@ class Generation:
                 tenant=tenant.name,
                 times=times,
             )
-        except BaseException as error:
-            admitted = [length for length, each in zip(lengths, times, strict=True) if each.scheduled_time is not None]
-            if not (admitted and isinstance(error, asyncio.CancelledError)):
+        except asyncio.CancelledError:  # the client has left, or the time is over
+            begun = [length for length, each in zip(lengths, times, strict=True) if each.scheduled_time is not None]
+            if not begun:
                 reservation.cancel()
             elif isinstance(params, SamplingParams):
-                reservation.settle(sum(admitted))  # the client left, or the time was over, when some had begun
+                reservation.settle(sum(begun))  # of a beam search all stays taken, as in `close`
+            raise
+        except Exception:
+            reservation.cancel()
             raise
         for timer in timers:
             timer.expect(body.num_choices)
