@@ -31,7 +31,7 @@ from radixkv.cluster import ReplicaSet
 from radixkv.cluster.losses import Losses, RefusedError
 from radixkv.cluster.wire import encode_begun, encode_scheduled
 from radixkv.errors import DrainingError, NoBlocksLeftError, QueueFullError, ReplicasLostError, RequestTooLargeError
-from radixkv.outputs import RequestMetrics
+from radixkv.outputs import DraftCounts, RequestMetrics
 from radixkv.prompts import Prompt
 
 
@@ -160,6 +160,29 @@ def test_a_token_makes_old_refusals_forgotten(
     losses.progress(None)
     assert losses.refused_by({"a": client}) == set()
     assert losses.wait_until(0.0, 1.0) == 1.0
+
+
+def changed(written: bytes, **fields: Any) -> bytes:
+    """A line of which some fields are others."""
+    return json.dumps({**json.loads(written), **fields}).encode() + b"\n"
+
+
+async def test_the_drafts_of_all_replicas_that_had_a_request_are_counted() -> None:
+    first = [changed(line(token_id), drafts={"tree": counts}) for token_id, counts in ((1, [4, 2]), (2, [6, 3]))]
+    last = changed(line(3, "length"), drafts={"tree": [5, 5]})
+    streams = streams_over({"a": client_of(answering(*first, breaks=True)), "b": client_of(answering(last))})
+    times = RequestMetrics(0.0)
+    assert await tokens(streams, times=times) == [1, 2, 3]
+    assert times.drafts == {"tree": DraftCounts(11, 8)}
+
+
+async def test_an_answer_whose_last_token_came_before_its_replica_broke_off_ends() -> None:
+    """Its end brings nothing new; without it, who reads the answer would wait for ever."""
+    lost = answering(changed(line(1, "length"), finished=False), breaks=True)
+    ended = answering(changed(line(1, "length"), outputs=[[0, "", [], None, None, "length", None]]))
+    streams = streams_over({"a": client_of(lost), "b": client_of(ended)})
+    deltas = [delta async for delta in streams.generate(PROMPT, GREEDY, "one")]
+    assert [(len(delta.outputs), delta.finished) for delta in deltas] == [(1, False), (0, True)]
 
 
 async def test_a_request_is_accepted_and_scheduled_once_and_has_one_seed_wherever_it_goes_on() -> None:
