@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 from support.held_steps import HeldSteps
-from support.pretended_replicas import answering, client_of, line, streams_over, tokens, until
+from support.pretended_replicas import PROMPT, answering, client_of, line, streams_over, tokens, until
 from support.replica_servers import local_replicas, tiny_llm
 
 from radixkv import BeamSearchParams, SamplingParams
@@ -25,6 +26,16 @@ async def test_what_has_a_token_was_admitted_although_its_replica_did_not_say_so
     assert await tokens(streams_over({"a": client_of(answering(line(7, "length")))}), times=times) == [7]
     assert times.scheduled_time is not None
     assert times.scheduled_time == times.first_token_time
+
+
+async def test_a_search_whose_replica_sends_nothing_before_its_result_has_all_of_its_times() -> None:
+    """A replica does not, where the result is there as soon: the first token would be in no metric."""
+    beam = [[*PROMPT.token_ids, 9], [[[9, -1.0, 1, "a"]]], -1.0, "length", None]
+    result = {"beams": [beam], "finished": True, "num_prompt_tokens": len(PROMPT.token_ids), "num_cached_tokens": 0}
+    streams = streams_over({"a": client_of(answering(json.dumps(result).encode() + b"\n"))})
+    metrics = (await streams.beam_search(PROMPT, BeamSearchParams(beam_width=2, max_tokens=1), "one")).metrics
+    assert metrics.scheduled_time is not None
+    assert metrics.scheduled_time == metrics.first_token_time
 
 
 async def test_a_search_has_its_first_token_before_its_result(default_tokenizer: Any, tmp_path: Path) -> None:
