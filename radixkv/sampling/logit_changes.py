@@ -40,15 +40,23 @@ class LogitChanges:
                 self._always_bad.append(last)
         self.penalizes = bool(params.presence_penalty or params.frequency_penalty or params.repetition_penalty != 1.0)
         self._masks = bool(self._always_bad or self._bad_ends or params.allowed_token_ids)
-        self.always = self.penalizes or self._masks or bool(params.biases)
+        self._masks_or_biases = self._masks or bool(params.biases)
+        self.always = self.penalizes or self._masks_or_biases
         self.num_masked_steps = params.min_tokens if self._forbidden else 0
         self._bias: tuple[torch.Tensor, torch.Tensor] | None = None
         self._disallowed: torch.Tensor | None = None
+        self._forbidden_there: torch.Tensor | None = None
 
-    def apply(self, logits: torch.Tensor, output_token_ids: Sequence[int], constrained: bool) -> None:
-        """Change a row of float32 logits in place; ``constrained`` says whether a grammar has masked some of them."""
-        self._apply_fixed(logits)
-        self._mask(logits, output_token_ids, constrained)
+    def apply(self, logits: torch.Tensor, row: int, output_token_ids: Sequence[int], constrained: bool) -> None:
+        """Change a row of ``logits``, float32 ``[rows, vocabulary]``, in place, but for penalties.
+
+        Args:
+            constrained: whether a grammar has masked some of the row.
+        """
+        if self._masks_or_biases or len(output_token_ids) < self.num_masked_steps:
+            of_row = logits[row]
+            self._apply_fixed(of_row)
+            self._mask(of_row, output_token_ids, constrained)
 
     def _apply_fixed(self, logits: torch.Tensor) -> None:
         params = self._params
@@ -65,7 +73,7 @@ class LogitChanges:
                 values = torch.tensor([params.biases[token_id] for token_id in biased], dtype=torch.float32)
                 self._bias = to_device(ids, logits.device), to_device(values, logits.device)
             ids, values = self._bias
-            logits[ids] += values
+            logits.index_add_(0, ids, values)
 
     def _mask(self, logits: torch.Tensor, output_token_ids: Sequence[int], constrained: bool) -> None:
         bad = list(self._always_bad)
@@ -73,13 +81,16 @@ class LogitChanges:
             for start, last in self._bad_ends.get(output_token_ids[-1], ()):
                 if start == list(output_token_ids[-len(start) :]):
                     bad.append(last)
-        _mask_unless_all(logits, bad)
+        if bad:
+            _mask_unless_all(logits, bad)
         if len(output_token_ids) < self.num_masked_steps:
             if constrained or self._masks:
                 _mask_unless_all(logits, self._forbidden)
             else:  # the usual case, in a third of the time
-                forbidden = torch.tensor(_with_logits(self._forbidden, logits), dtype=torch.int64)
-                logits.index_fill_(0, to_device(forbidden, logits.device), float("-inf"))
+                if self._forbidden_there is None:
+                    forbidden = torch.tensor(_with_logits(self._forbidden, logits), dtype=torch.int64)
+                    self._forbidden_there = to_device(forbidden, logits.device)
+                logits.index_fill_(0, self._forbidden_there, float("-inf"))
 
 
 def _mask_unless_all(logits: torch.Tensor, token_ids: Sequence[int]) -> None:

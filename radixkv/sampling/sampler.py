@@ -87,7 +87,7 @@ class SamplingState:
         try:
             for row, draft in enumerate([*drafts, None], first):
                 if self.changes_logits:
-                    self.changes.apply(logits[row], self.output_token_ids, self.grammar is not None)
+                    self.changes.apply(logits, row, self.output_token_ids, self.grammar is not None)
                     if self._counts is not None:
                         penalties.add(row, self.params, *self._counts.update(self.output_token_ids))
                 if draft is not None:

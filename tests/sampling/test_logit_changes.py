@@ -39,7 +39,7 @@ def test_only_allowed_tokens_are_generated(llm: LLM) -> None:
 
 
 def test_tensors_are_made_once_a_request(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The tensors of ``logit_bias`` used to be made at every step of every sample."""
+    """Those of ``logit_bias`` and of what ``min_tokens`` forbids used to be made at every step of every sample."""
     made = []
 
     class Noting(request.LogitChanges):
@@ -57,10 +57,14 @@ def test_tensors_are_made_once_a_request(llm: LLM, monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr(request, "LogitChanges", Noting)
     monkeypatch.setattr(torch, "tensor", noting_tensor)
-    params = SamplingParams(n=3, max_tokens=4, ignore_eos=True, logit_bias=dict.fromkeys(range(1000), 1.0))
+    biases = dict.fromkeys(range(1000), 1.0)
+    params = SamplingParams(
+        n=3, max_tokens=4, min_tokens=4, ignore_eos=True, logit_bias=biases, stop_token_ids=list(range(900))
+    )
     llm.generate("One", params, use_tqdm=False)
     assert len(made) == 1
     assert sizes.count(1000) == 2  # ids and biases
+    assert sizes.count(900) == 1
 
 
 @pytest.mark.parametrize(
@@ -176,7 +180,7 @@ def test_a_batch_is_penalized_by_as_many_operations_as_one_row() -> None:
         ]
         with _CountingOps() as counting:
             logits = changed_logits(torch.ones(num_rows, 50), states, [()] * num_rows)
-        counted.append(counting.num_ops - num_rows)  # of each row, a view is made
+        counted.append(counting.num_ops)
         for row in range(num_rows):
             times = {1: 0, 2: 0, 3: 2}
             times[row] = times.get(row, 0) + 1
