@@ -8,7 +8,7 @@ from typing import Literal, get_args
 from radixkv.tools.pieces import AnswerPiece, ParsedAnswer
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # not frozen: that takes three times as long, and a token may have many of these
 class Logprob:
     """A token's log-probability under the model, its rank from 1, and its text."""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 
@@ -13,8 +13,7 @@ from radixkv_cpu import Logprobs, library, token_logprobs
 TokenLogprob = tuple[int, float, int]
 
 
-@dataclass(frozen=True, slots=True)
-class SampledToken:
+class SampledToken(NamedTuple):
     """A sampled token; if ``logprobs`` were asked for, ``top_logprobs`` has the likeliest tokens and itself."""
 
     token_id: int
