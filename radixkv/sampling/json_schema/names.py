@@ -30,6 +30,8 @@ def replace_property_names(part: dict[str, Any], references: References) -> None
         references: of the schema that it is a part of. That gets the values' schema as a definition, to have it only once.
     """
     names = part.get("propertyNames")
+    if names is True:
+        names = {}
     if isinstance(names, dict) and "$ref" in names:
         names = references.target_of(names["$ref"])
     if not isinstance(names, dict):

@@ -13,6 +13,7 @@ from radixkv.sampling.json_schema.references import escape_name
 # the process.
 _MAX = 2**63 - 1024
 _LOWER = ("minimum", "exclusiveMinimum")
+_COUNTS = frozenset("minLength maxLength minItems maxItems minProperties maxProperties".split())
 _UPPER = ("maximum", "exclusiveMaximum")
 
 
@@ -24,6 +25,13 @@ def limit_bounds(part: dict[str, Any]) -> None:
     for keyword in _UPPER:
         if is_number(part.get(keyword)):
             part[keyword] = min(part[keyword], _MAX)
+
+
+def make_counts_whole(part: dict[str, Any]) -> None:
+    """Make counts that are written as 2.0 whole numbers, in place."""
+    for keyword in _COUNTS & set(part):
+        if isinstance(part[keyword], float) and part[keyword].is_integer():
+            part[keyword] = int(part[keyword])
 
 
 def infinite_number(schema: Any) -> str | None:

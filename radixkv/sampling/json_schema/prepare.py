@@ -16,7 +16,7 @@ from radixkv.sampling.json_schema.names import (
     replace_patterns_of_few_names,
     replace_property_names,
 )
-from radixkv.sampling.json_schema.numbers import infinite_number, limit_bounds, unusable_number
+from radixkv.sampling.json_schema.numbers import infinite_number, limit_bounds, make_counts_whole, unusable_number
 from radixkv.sampling.json_schema.patterns import rewrite_pattern
 from radixkv.sampling.json_schema.references import References, escape_name, use_pointers
 from radixkv.sampling.json_schema.unique import UniqueItems
@@ -51,6 +51,9 @@ _ALTERNATIVES = frozenset({"anyOf", "oneOf"})
 _COUNTS = frozenset({"minProperties", "maxProperties"})
 # Keywords that constrain nothing, but that the compiler refuses beside a reference to the schema that they are part of.
 _ANNOTATIONS = frozenset({"deprecated", "discriminator", "example", "nullable"})
+_NOT_EXCLUSIVE = (
+    "more than one alternative may hold: let them differ in type or in the value of a required property, or use anyOf"
+)
 # Patterns that match any number of names: without an end, or with a repetition there.
 _ENDLESS = re.compile(r"(?!.*\\[zZ])[^$]*|.*(?<!\\)[+*]\$", re.DOTALL)
 # Characters, in JSON, that have no escape but their number.
@@ -96,6 +99,7 @@ def prepare_schema(schema: Any) -> Any:
     keeps_names = any(part.get("patternProperties") or _COUNTS & set(part) for part in objects)
     for part in objects:
         limit_bounds(part)
+        make_counts_whole(part)
     unique_items = UniqueItems(references)
     for _, part in subschemas(schema):
         replace_format(part)
@@ -177,7 +181,9 @@ def _in_object(part: dict[str, Any], begin: str) -> tuple[dict[str, Any], str]:
 def locate_refusal(schemas: Iterable[Any], message: str) -> str:
     """An error message of llguidance, with the paths in these schemas of the keywords or the format that it refuses."""
     refused: set[str] = set()
-    if found := re.search(r"Unimplemented keys: \[(.*?)\]", message):
+    if message.startswith("oneOf constraints are not supported"):
+        refused, message = {"oneOf"}, _NOT_EXCLUSIVE
+    elif found := re.search(r"Unimplemented keys: \[(.*?)\]", message):
         refused = set(re.findall(r'"(.*?)"', found[1]))
     unknown_format = re.search(r"Unknown format: (\S+)", message)
     paths = [

@@ -61,8 +61,10 @@ def test_other_constraints_on_names_stay_as_they_are(keywords: dict[str, Any]) -
     assert prepare_schema(json.loads(json.dumps(schema))) == schema
 
 
-@pytest.mark.parametrize("names", [{}, {"type": "string", "title": "Key"}, {"pattern": ""}, {"$ref": "#/properties/a"}])
-def test_names_that_may_be_any_text_are_no_constraint(names: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    "names", [{}, True, {"type": "string", "title": "Key"}, {"pattern": ""}, {"$ref": "#/properties/a"}]
+)
+def test_names_that_may_be_any_text_are_no_constraint(names: Any) -> None:
     """Beside properties or patterns, the schema was refused for them, or for a pattern of ours."""
     others = {"properties": {"a": {}}, "patternProperties": {"^b": {}}, "additionalProperties": False}
     assert prepare_schema({"propertyNames": names, **others}) == others

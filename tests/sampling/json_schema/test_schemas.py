@@ -120,6 +120,15 @@ def test_alternatives_that_exclude_each_other_need_no_named_discriminator(
         assert not accepts(llm, schema, value), value
 
 
+def test_counts_may_be_written_with_a_point(llm: LLM) -> None:
+    """They were refused; in JSON Schema, 2.0 is a whole number."""
+    schema = {"type": "array", "items": {"type": "string", "maxLength": 1.0}, "minItems": 1.0, "maxItems": 2.0}
+    assert all(accepts(llm, schema, value) for value in (["a"], ["a", ""]))
+    assert not any(accepts(llm, schema, value) for value in ([], ["ab"], ["a", "a", "a"]))
+    with pytest.raises(ValueError, match="'maxItems'"):
+        accepts(llm, {**schema, "maxItems": 2.5}, [])
+
+
 @pytest.mark.parametrize("keyword", ["anyOf", "oneOf"])
 def test_alternatives_of_which_there_are_none_are_refused(llm: LLM, keyword: str) -> None:
     """JSON Schema wants at least one."""
