@@ -236,7 +236,7 @@ class AsyncLLM(AsyncEngine):
             lambda engine: (explain_cached(engine, prompts, look_elsewhere), engine.tiers)
         )
         decoded = await self.run_tokenizer(
-            lambda loaded: decode_explanations(explained, prompts, loaded.require_tokenizer()), tenant=tenant
+            lambda loaded: decode_explanations(explained, prompts, loaded.tokenizer), tenant=tenant
         )
         # In a thread, because a shared store may be slow.
         return decoded if tiers is None else await asyncio.to_thread(add_tiers, decoded, prompts, tiers)

@@ -237,7 +237,7 @@ class LLM(ProcessBound):
         engine = self.engine
         with self._use.hold():
             explained = explain_cached(engine, [single], look_elsewhere=True)
-        decoded = decode_explanations(explained, [single], self.get_tokenizer())
+        decoded = decode_explanations(explained, [single], engine.loaded.tokenizer)
         return add_tiers(decoded, [single], engine.tiers)[0]
 
     def pin(
@@ -278,9 +278,13 @@ class LLM(ProcessBound):
             self.engine.pins.release(pin)
 
     def inspect(self) -> CacheSnapshot:
-        """What is cached now, with texts: as a tree, figures, JSON or a picture (see `radixkv.observe.inspect`)."""
+        """What is cached now: as a tree, figures, JSON or a picture (see `radixkv.observe.inspect`).
+
+        It has texts if there is a tokenizer.
+        """
+        decode = getattr(self.engine.loaded.tokenizer, "decode", None)
         with self._use.hold():
-            return take_snapshot(self.engine.cache, self.get_tokenizer().decode, self.engine.pool.block_nbytes)
+            return take_snapshot(self.engine.cache, decode, self.engine.pool.block_nbytes)
 
     def get_tokenizer(self) -> Any:
         """The model's tokenizer."""

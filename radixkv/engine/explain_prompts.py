@@ -17,7 +17,7 @@ from radixkv.cache import Explanation
 from radixkv.cache.tokens import encode
 from radixkv.engine.engine import Engine
 from radixkv.engine.kv_tiers import KVTiers
-from radixkv.observe.prompt_explanation import PromptExplanation, decode_explanation
+from radixkv.observe.prompt_explanation import Decode, DecodeToken, PromptExplanation, decode_explanation
 from radixkv.prompts import Prompt
 from radixkv.sampling.detokenizer import decode_token, decode_tokens
 from radixkv.scheduling.request_validation import validate_token_ids
@@ -46,11 +46,11 @@ def explain_cached(engine: Engine, prompts: Sequence[Prompt], look_elsewhere: bo
 def decode_explanations(
     explanations: Sequence[Explanation], prompts: Sequence[Prompt], tokenizer: Any
 ) -> list[PromptExplanation]:
-    """The same with texts."""
+    """The same with texts; where there is no tokenizer, these are token ids."""
+    decode: Decode = _written if tokenizer is None else partial(decode_tokens, tokenizer)
+    decode_one: DecodeToken = str if tokenizer is None else partial(decode_token, tokenizer)
     return [
-        decode_explanation(
-            each, list(prompt.token_ids), partial(decode_tokens, tokenizer), partial(decode_token, tokenizer)
-        )
+        decode_explanation(each, list(prompt.token_ids), decode, decode_one)
         for each, prompt in zip(explanations, prompts, strict=True)
     ]
 
@@ -65,3 +65,7 @@ def add_tiers(
         else each
         for each, prompt in zip(explanations, prompts, strict=True)
     ]
+
+
+def _written(token_ids: Sequence[int]) -> str:
+    return " ".join(map(str, token_ids))

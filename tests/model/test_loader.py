@@ -14,7 +14,7 @@ import pytest
 import torch
 import transformers
 from support.hub_cache import Checkpoint
-from support.model_zoo import build, build_multimodal, build_supported
+from support.model_zoo import build, build_multimodal, build_shallow, build_supported
 from support.prompt_sets import tokens_of, tokens_of_transformers
 from tokenizers import Tokenizer
 from tokenizers.models import BPE
@@ -43,6 +43,15 @@ def test_a_folder_without_a_tokenizer_serves_token_ids(checkpoint_given: Checkpo
         ValueError, match="no tokenizer: pass one as the option tokenizer, or only prompts of token ids"
     ):
         llm.generate("text", use_tqdm=False)
+
+
+def test_without_a_tokenizer_what_is_cached_is_shown_by_token_ids() -> None:
+    """It was refused with the advice to pass only token ids, which it was given."""
+    llm = LLM(build_shallow("llama"), tokenizer=None, num_blocks=50, block_size=4)
+    llm.generate({"prompt_token_ids": [5, 6, 7, 8, 9]}, SamplingParams(max_tokens=1), use_tqdm=False)
+    explanation = llm.explain([5, 6, 7, 8, 1])
+    assert "differs at token 4: `1` against `9`, after `5 6 7 8`" in str(explanation)
+    assert [node.num_tokens for node in llm.inspect().nodes] == [5]
 
 
 def test_a_link_that_leads_nowhere_is_no_part_of_a_model(tmp_path: Path) -> None:
