@@ -284,6 +284,8 @@ def test_what_a_user_can_mend_is_one_line() -> None:
         assert result.returncode == 1
         assert result.stderr.startswith("radixkv: ")
         assert result.stderr.count("\n") == 1
+    nothing = radixkv("inspect", "")
+    assert (nothing.returncode, nothing.stderr) == (1, "radixkv: source: expected a file or a URL, got ''\n")
     texts = radixkv("explain", "x", "--after", "y\udcff")
     assert (texts.returncode, texts.stderr) == (
         1,

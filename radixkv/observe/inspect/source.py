@@ -36,6 +36,8 @@ def read_source(source: str, key: str | None = None) -> dict[str | None, CacheSn
         OSError: the file or the server cannot be read.
         ValueError: the content is neither.
     """
+    if not source:
+        raise ValueError("source: expected a file or a URL, got ''")
     if not source.startswith(("http://", "https://")):
         return _snapshots(source, Path(source).read_bytes())
     return _snapshots(source, _fetch(source, key), _hint(source))
