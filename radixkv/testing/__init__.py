@@ -19,7 +19,8 @@ The strategies and the two machines need Hypothesis: ``pip install 'radixkv[test
 ::
 
     adapter.py              the interface to a cache under test; checked_adapter.py: what it returns, checked
-    checked_cache.py        a cache whose every step is checked: rules.py, shadow_memory.py; story.py: its steps in words
+    checked_cache.py        a cache whose every step is checked: rules.py, shadow_memory.py
+    live_sequence.py        what it has open; story.py: its steps in words
     machine.py              drives it at random, by strategies.py; search.py: the shortest run that breaks a rule
     workload.py             runs as plain steps
     policies.py             eviction policies; fake_leaf.py: what they are given
@@ -35,8 +36,9 @@ from radixkv.lazy_names import lazy_names
 if TYPE_CHECKING:
     from radixkv.testing import strategies
     from radixkv.testing.adapter import BlockCopy, CacheAdapter, PrefixCacheAdapter
-    from radixkv.testing.checked_cache import CheckedCache, LiveSequence
+    from radixkv.testing.checked_cache import CheckedCache
     from radixkv.testing.fake_leaf import FakeLeaf
+    from radixkv.testing.live_sequence import LiveSequence
     from radixkv.testing.machine import cache_machine
     from radixkv.testing.policies import policy_machine
     from radixkv.testing.rules import RULES, RuleViolation
@@ -71,7 +73,7 @@ __getattr__, __dir__ = lazy_names(
         "CacheAdapter": "adapter",
         "PrefixCacheAdapter": "adapter",
         "CheckedCache": "checked_cache",
-        "LiveSequence": "checked_cache",
+        "LiveSequence": "live_sequence",
         "ShadowMemory": "shadow_memory",
         "Step": "workload",
         "replay": "workload",

@@ -14,6 +14,7 @@ import numpy as np
 
 from radixkv.testing.adapter import CacheAdapter
 from radixkv.testing.checked_adapter import CheckedAdapter
+from radixkv.testing.live_sequence import LiveSequence, growth_in_words, names_of
 from radixkv.testing.rules import RuleViolation
 from radixkv.testing.shadow_memory import ShadowMemory, namespace_tag, next_tags
 from radixkv.testing.story import (
@@ -26,31 +27,6 @@ from radixkv.testing.story import (
     tokens_in_words,
     under,
 )
-
-
-class LiveSequence:
-    """A sequence that the checked cache has open.
-
-    Attributes:
-        name: A, B, C ... in the description of the steps.
-        tokens: its prompt, and what was generated.
-        length: how many of them are computed.
-    """
-
-    def __init__(self, name: str, namespace: str, tokens: list[int], handle: Any) -> None:
-        self.name = name
-        self.namespace = namespace
-        self.tokens = tokens
-        self.handle = handle
-        self.length = 0
-        self._tags: list[int] = []
-        self._num_prompt_tokens = len(tokens)
-        self._outlived_clear = False
-
-    @property
-    def num_pending(self) -> int:
-        """Tokens that are still to be computed."""
-        return len(self.tokens) - self.length
 
 
 class CheckedCache:
@@ -98,7 +74,7 @@ class CheckedCache:
         if sequence.length != expected:
             self._fail(4, f"{expected} tokens of {name}'s prompt are cached, and it was given {sequence.length}")
         self._check_evicted(before)
-        sequence._tags = next_tags(self._root_tag(namespace), prompt[: sequence.length])
+        sequence.tags = next_tags(self._root_tag(namespace), prompt[: sequence.length])
         self._carry_out_copies()
         self._check_reads(sequence)
         self._done()
@@ -108,7 +84,7 @@ class CheckedCache:
         """Compute up to ``count`` pending tokens, with room for ``spare`` more; False where the cache refuses."""
         tokens = sequence.tokens[sequence.length : sequence.length + count]
         total = sequence.length + len(tokens) + spare
-        self._story.begin(_growth_in_words(sequence, tokens, spare))
+        self._story.begin(growth_in_words(sequence, tokens, spare))
         before = self._state()
         if not self._cache.reserve(sequence.handle, total):
             self._refused(before, total, others=[other for other in self.live.values() if other is not sequence])
@@ -121,10 +97,10 @@ class CheckedCache:
         self._check_evicted(before)
         if tokens:
             self._check_sole_owner(sequence, blocks, sequence.length, len(tokens))
-            last_tag = sequence._tags[-1] if sequence._tags else self._root_tag(sequence.namespace)
+            last_tag = sequence.tags[-1] if sequence.tags else self._root_tag(sequence.namespace)
             tags = next_tags(last_tag, tokens)
             self._memory.write(blocks, sequence.length, last_tag, tags)
-            sequence._tags += tags
+            sequence.tags += tags
             sequence.length += len(tokens)
             self._cache.commit(sequence.handle, tokens)
         self._check_reads(sequence)
@@ -146,8 +122,8 @@ class CheckedCache:
             self._refused(before, sequence.length, others=list(self.live.values()))
             return None
         child = LiveSequence(name, sequence.namespace, sequence.tokens[: sequence.length], handle)
-        child.length, child._tags = sequence.length, list(sequence._tags)
-        child._outlived_clear = sequence._outlived_clear
+        child.length, child.tags = sequence.length, list(sequence.tags)
+        child.outlived_clear = sequence.outlived_clear
         self.live[name] = child
         if self._cache.length(handle) != sequence.length:
             self._fail(3, f"{name} has {self._cache.length(handle)} tokens of {sequence.length}")
@@ -163,7 +139,7 @@ class CheckedCache:
         del self.live[sequence.name]
         self._cache.close(sequence.handle)
         whole = sequence.length // self.adapter.block_size * self.adapter.block_size
-        if self.adapter.keeps_closed and not sequence._outlived_clear and whole:
+        if self.adapter.keeps_closed and not sequence.outlived_clear and whole:
             known = self._cache.match(sequence.tokens[:whole], sequence.namespace)
             if known < whole:
                 self._fail(
@@ -194,7 +170,7 @@ class CheckedCache:
         if left:
             self._fail(4, f"blocks {ids_in_words(left)} are still cached{under(namespace)}")
         for sequence in self.live.values():
-            sequence._outlived_clear |= sequence.namespace == namespace
+            sequence.outlived_clear |= sequence.namespace == namespace
         self._done()
 
     def match(self, prompt: Sequence[int], namespace: str = "") -> int:
@@ -245,7 +221,7 @@ class CheckedCache:
             for block in self._cache.blocks(sequence.handle):
                 holders.setdefault(block, []).append(sequence)
         for block in sorted(set(free) & holders.keys()):
-            self._fail(6, f"block {block} is free although {_these(holders[block])} uses it")
+            self._fail(6, f"block {block} is free although {names_of(holders[block])} uses it")
         for block in sorted(set(free) & set(cached)):
             self._fail(1, f"block {block} is free although the cache holds it")
         if len(set(free)) < len(free):
@@ -280,7 +256,7 @@ class CheckedCache:
         blocks, size = self._cache.blocks(sequence.handle), self.adapter.block_size
         if len(blocks) * size < sequence.length:
             self._fail(3, f"{sequence.name} has {len(blocks)} blocks for {sequence.length} tokens")
-        wrong = self._memory.first_difference(blocks, np.array(sequence._tags, dtype=np.uint64))
+        wrong = self._memory.first_difference(blocks, np.array(sequence.tags, dtype=np.uint64))
         if wrong is not None:
             self._fail_read(sequence, wrong, blocks[wrong // size])
 
@@ -310,7 +286,7 @@ class CheckedCache:
     def _check_namespaces(self, holders: dict[int, list[LiveSequence]]) -> None:
         for block, sequences in holders.items():
             if len({sequence.namespace for sequence in sequences}) > 1:
-                self._fail(8, f"block {block} is used by {_these(sequences)}, which have different namespaces")
+                self._fail(8, f"block {block} is used by {names_of(sequences)}, which have different namespaces")
 
     def _check_prefixes_cached(self, cached: list[int], ends: set[int]) -> None:
         for block, before in self._memory.tags_before(cached).items():
@@ -328,10 +304,10 @@ class CheckedCache:
         size = self.adapter.block_size
         holder_of: dict[int, tuple[int, str]] = {}
         for sequence in self.live.values():
-            if sequence._outlived_clear:
+            if sequence.outlived_clear:
                 continue
             for index, block in enumerate(self._cache.blocks(sequence.handle)[: sequence.length // size]):
-                tag = sequence._tags[(index + 1) * size - 1]
+                tag = sequence.tags[(index + 1) * size - 1]
                 known, holder = holder_of.setdefault(tag, (block, sequence.name))
                 if known != block:
                     self._fail(11, f"{holder} and {sequence.name} use blocks {known} and {block} for the same tokens")
@@ -405,16 +381,5 @@ class CheckedCache:
         raise RuleViolation(rule, problem, self._story.steps, pool) from cause
 
 
-def _growth_in_words(sequence: LiveSequence, tokens: Sequence[int], spare: int) -> str:
-    if not tokens:
-        return f"{sequence.name} reserves room for {spare} more"
-    verb = "computes" if sequence.length < sequence._num_prompt_tokens else "generates"
-    return f"{sequence.name} {verb} {tokens_in_words(tokens)}" + (f" with room for {spare} more" if spare else "")
-
-
 def _common(a: Sequence[int], b: Sequence[int]) -> int:
     return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
-
-
-def _these(sequences: Sequence[LiveSequence]) -> str:
-    return " and ".join(sequence.name for sequence in sequences)

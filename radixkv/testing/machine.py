@@ -12,7 +12,8 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initial
 from radixkv.cache.arguments import check_count
 from radixkv.testing.adapter import CacheAdapter
 from radixkv.testing.arguments import check_maker, check_namespaces
-from radixkv.testing.checked_cache import CheckedCache, LiveSequence
+from radixkv.testing.checked_cache import CheckedCache
+from radixkv.testing.live_sequence import LiveSequence
 from radixkv.testing.strategies import PoolShape, pool_shapes, prompts, token_lists
 
 _SHAPES = pool_shapes()

@@ -132,13 +132,18 @@ def _random_run(random: Random, namespaces: Sequence[str]) -> _Run:
 
 
 def _shrunk(shortest: _BrokenRun, broken: Callable[[Iterable[_Run]], Iterator[_BrokenRun]]) -> RuleViolation:
-    """Take the first simpler run that still breaks a rule, until there is none.
+    """Take the first simpler run that still breaks a rule, and whose story is no longer, until there is none.
 
-    No run is repeated to see its violation again: a cache that is not deterministic may not break the rule twice.
+    A story is longer where the end of a run closes and clears what a step that was left out did. No run is repeated to see
+    its violation again: a cache that is not deterministic may not break the rule twice.
     """
-    while (simpler := next(broken(_simpler_runs(shortest[0])), None)) is not None:
-        shortest = simpler
-    return shortest[1]
+    run, violation = shortest
+    while True:
+        simpler = broken(_simpler_runs(run))
+        better = next((each for each in simpler if len(each[1].story) <= len(violation.story)), None)
+        if better is None:
+            return violation
+        run, violation = better
 
 
 def _simpler_runs(run: _Run) -> Iterator[_Run]:
@@ -151,6 +156,8 @@ def _simpler_runs(run: _Run) -> Iterator[_Run]:
     for index, step in enumerate(steps):
         if isinstance(step, Fork):
             yield from _without_fork(run, index, step)
+        elif isinstance(step, Generate):
+            yield from _without_generation(run, index, step)
     for num_blocks in {run.num_blocks // 2, run.num_blocks - 1} - {0, run.num_blocks}:
         yield replace(run, num_blocks=num_blocks)
     for block_size in _BLOCK_SIZES[: _BLOCK_SIZES.index(run.block_size)]:
@@ -185,9 +192,34 @@ def _without_fork(run: _Run, index: int, fork: Fork) -> Iterator[_Run]:
     """The parent does what its child did, or the child is opened as the parent was."""
     before, after = run.steps[:index], run.steps[index + 1 :]
     yield replace(run, steps=(*before, *(_renamed(step, fork.child, fork.key) for step in after)))
-    opened = [step for step in before if isinstance(step, Open) and step.key == fork.key]
-    if opened:
-        yield replace(run, steps=(*before, replace(opened[-1], key=fork.child), *after))
+    opened = _last_opened(before, fork.key)
+    if opened is not None:
+        child = replace(opened, key=fork.child)
+        yield replace(run, steps=(*before, child, *after))
+        # What was generated after the fork may be what the child's prompt has.
+        only_computed = (
+            Compute(step.key, len(step.tokens)) if isinstance(step, Generate) and step.key == fork.child else step
+            for step in after
+        )
+        yield replace(run, steps=(*before, child, *only_computed))
+
+
+def _without_generation(run: _Run, index: int, step: Generate) -> Iterator[_Run]:
+    """What is left of the prompt is computed alone, or together with the tokens, as a part of it."""
+    before, after = run.steps[:index], run.steps[index + 1 :]
+    opened = _last_opened(before, step.key)
+    if opened is not None:
+        prompt = Compute(step.key, len(opened.prompt))
+        yield replace(run, steps=(*before, prompt, *after))
+        yield replace(run, steps=(*before, prompt, Abort(step.key), *after))
+        longer = replace(opened, prompt=opened.prompt + step.tokens)
+        before = tuple(longer if each is opened else each for each in before)
+        yield replace(run, steps=(*before, Compute(step.key, len(longer.prompt)), *after))
+
+
+def _last_opened(steps: Sequence[Step], key: str) -> Open | None:
+    """The last of these steps that begins this sequence with a prompt."""
+    return next((step for step in reversed(steps) if isinstance(step, Open) and step.key == key), None)
 
 
 def _renamed(step: Step, old: str, new: str) -> Step:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from radixkv.testing.checked_cache import CheckedCache, LiveSequence
+from radixkv.testing.checked_cache import CheckedCache
+from radixkv.testing.live_sequence import LiveSequence
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import re
-import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import pytest
-from support.broken_adapters import found_in
+from support.broken_adapters import KeepsTwice, SharesAcrossNamespaces, found_in
+from support.example_allocator import example
 
 from radixkv.cache import BlockTable
-from radixkv.testing import PrefixCacheAdapter, cache_machine, find_violation
-
-sys.path.insert(0, str(Path(__file__).parents[2] / "examples"))
-import test_an_allocator as example
+from radixkv.testing import BlockCopy, CacheAdapter, PrefixCacheAdapter, cache_machine, find_violation
 
 
 @dataclass
@@ -144,3 +140,35 @@ def test_a_generator_that_raises_breaks_a_rule() -> None:
     violation = found_in(RaisesLate, max_examples=50)
     assert violation.rule == 7
     assert re.fullmatch(r"the cache raised KeyError\('cached'\) at test_find_violation\.py:\d+", violation.problem)
+
+
+class CopiesTooLittle(example.SimpleAdapter):
+    """The last token of a partly filled block is not copied with it."""
+
+    def take_copies(self) -> list[BlockCopy]:
+        return [BlockCopy(c.source, c.target, max(1, c.num_tokens - 1)) for c in super().take_copies()]
+
+
+class TakesCopyFirst(example.SimpleCache):
+    """A call that is refused for want of new blocks has a copy of its own of a shared one by then."""
+
+    def reserve(self, sequence: example.SimpleSequence, num_tokens: int) -> bool:
+        return super().reserve(sequence, len(sequence.tokens)) and super().reserve(sequence, num_tokens)
+
+
+@pytest.mark.parametrize(
+    ("make_adapter", "rule", "num_steps"),
+    [
+        (KeepsTwice, 4, 3),
+        (SharesAcrossNamespaces, 8, 3),
+        (CopiesTooLittle, 3, 4),
+        (lambda n, size: example.SimpleAdapter(n, size, TakesCopyFirst), 7, 4),
+    ],
+)
+def test_no_step_of_a_story_could_be_left_out(
+    make_adapter: Callable[[int, int], CacheAdapter], rule: int, num_steps: int
+) -> None:
+    """The end of a run closed and cleared what a step that was left out did; what was generated stayed beside a prompt."""
+    violation = find_violation(make_adapter)
+    assert violation is not None
+    assert (violation.rule, len(violation.story)) == (rule, num_steps), violation

@@ -8,13 +8,13 @@ import runpy
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from support.broken_adapters import found_in
+from support.example_allocator import example
 
 import radixkv.testing
 from radixkv.cache import BlockTable, EvictableLeaf
@@ -30,9 +30,6 @@ from radixkv.testing import (
     replay,
     strategies,
 )
-
-sys.path.insert(0, str(Path(__file__).parents[2] / "examples"))
-import test_an_allocator as example
 
 TestOurCache = cache_machine(PrefixCacheAdapter, max_examples=25).TestCase
 TestTheExamplesCache = cache_machine(example.SimpleAdapter, max_examples=50).TestCase

@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import re
-import sys
 from collections.abc import Sequence
-from pathlib import Path
 
 from support.broken_adapters import found_in
+from support.example_allocator import example
 
 from radixkv.cache import BlockTable
 from radixkv.testing import PrefixCacheAdapter, find_violation
-
-sys.path.insert(0, str(Path(__file__).parents[2] / "examples"))
-import test_an_allocator as example
 
 
 class EvictsParentsFirst(example.SimpleCache):

@@ -20,7 +20,8 @@ from rich.progress import Progress
 from radixkv.bench.common.figures import write_figures
 from radixkv.bench.common.machine import describe_machine
 from radixkv.testing.adapter import PrefixCacheAdapter
-from radixkv.testing.checked_cache import CheckedCache, LiveSequence
+from radixkv.testing.checked_cache import CheckedCache
+from radixkv.testing.live_sequence import LiveSequence
 from radixkv.testing.rules import RuleViolation
 
 _STEPS_PER_CACHE = 20_000
