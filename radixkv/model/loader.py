@@ -31,7 +31,7 @@ from radixkv.model.quantisation_report import refuse_other_quantization, report_
 from radixkv.model.replacement.deferred_rotation import defer_rotation, restore_rotation
 from radixkv.model.replacement.merged_linear import merge_linears
 from radixkv.model.replacement.probe import compute_a_few_tokens, probe_attention
-from radixkv.model.replacement.replace_modules import refuse_saving
+from radixkv.model.replacement.replace_modules import refuse_conversion, refuse_saving
 from radixkv.model.replacement.unused_parts import drop_unused_parts
 from radixkv.model.silence import silence_transformers
 from radixkv.model.source import load_errors, resolve_folder
@@ -248,6 +248,7 @@ def _prepare_on_cpu(unprepared: _Unprepared, config: ModelConfig, native: bool) 
         raise ValueError(f"{name}: {error}") from error
     if parameters - dict(model.named_parameters()).keys():
         refuse_saving(model, name)
+        refuse_conversion(model, name)
     report_quantised(model, name, config.quantization, num_linears)
     if config.share_weights:
         share_weights(weights_of(model), packed_folder())

@@ -27,7 +27,6 @@ from transformers.models.llama import modeling_llama
 
 from radixkv import LLM, SamplingParams
 from radixkv.errors import UnsupportedModelError
-from radixkv.model.loader import load_model
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True)
 
@@ -245,19 +244,6 @@ def test_a_model_that_an_engine_runs_says_so_when_it_is_called_by_itself() -> No
     model.set_attn_implementation("sdpa")
     with torch.inference_mode():
         torch.testing.assert_close(model(tokens).logits, expected, rtol=1e-4, atol=1e-4)
-
-
-@pytest.mark.parametrize("native", [True, False])
-def test_a_model_whose_weights_were_packed_is_not_saved_without_them(native: bool, tmp_path: Path) -> None:
-    """A checkpoint was written that lacked almost all of them."""
-    model = build_supported("llama")
-    for _ in range(2):
-        load_model(model, native=native)
-    with pytest.raises(RuntimeError, match=r"^LlamaForCausalLM: its weights were packed .* save it, .*, before that$"):
-        model.save_pretrained(tmp_path)
-    assert not [*tmp_path.iterdir()]
-    with pytest.raises(RuntimeError, match=r"^LlamaForCausalLM: its weights were packed"):
-        model.state_dict()
 
 
 def test_an_engine_runs_no_model_whose_attention_was_set_to_another() -> None:

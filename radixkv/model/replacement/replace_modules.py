@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NoReturn
 
+import torch
 import transformers
 from torch import nn
 
@@ -38,6 +39,29 @@ def refuse_saving(model: transformers.PreTrainedModel, name: str) -> None:
 
     model.register_state_dict_pre_hook(refuse)
     vars(model)["save_pretrained"] = refuse  # which writes a configuration first
+
+
+def refuse_conversion(model: transformers.PreTrainedModel, name: str) -> None:
+    """Let a model raise an error where it would get another type or device, which the weights of its replaced modules keep.
+
+    Calls that change neither, such as ``model.to(model.device)``, still succeed.
+
+    Args:
+        model: of which modules were replaced.
+        name: of the model.
+    """
+    dtype, device, apply = model.dtype, model.device, model._apply
+
+    def apply_if_unchanged(function: Callable[[torch.Tensor], torch.Tensor], *args: Any, **options: Any) -> Any:
+        converted = function(torch.empty(0, dtype=dtype, device=device))
+        if (converted.dtype, converted.device) != (dtype, device):
+            raise RuntimeError(
+                f"{name}: expected {dtype} on {device}, for which its weights were packed when it was given to an LLM, got "
+                f"{converted.dtype} on {converted.device}; convert or move it before that"
+            )
+        return apply(function, *args, **options)
+
+    vars(model)["_apply"] = apply_if_unchanged
 
 
 def is_unchanged(module: nn.Module) -> bool:
