@@ -84,10 +84,11 @@ def test_a_block_that_is_wanted_again_while_it_is_written_is_found() -> None:
     writer, loader = around(tier)
     tokens = bytes(range(64))
     assert writer.reserve(3)
-    writer.put([PrefixBlocks("", tokens[:48], 0, 3)], lambda: np.ones((3, 8), np.uint8))
+    writer.put([PrefixBlocks("", tokens, 0, 3)], lambda: np.ones((3, 8), np.uint8))
     assert tier.puts.wait(600)
     wanted = [LookUp("", tokens, 0), LookUp("", tokens[:32] + bytes(32), 1)]
-    others = [LookUp("tenant", tokens, 0), LookUp("", tokens[:28] + bytes(36), 1), LookUp("", tokens[:24], 1)]
+    others = [LookUp("tenant", tokens, 0), LookUp("", tokens[:28] + bytes(36), 1)]
+    others += [LookUp("", tokens[:24], 1), LookUp("", tokens, 3)]
     for each in (*wanted, *others):
         loader.look_up(each)
     for each in others:

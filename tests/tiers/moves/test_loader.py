@@ -84,6 +84,7 @@ def test_a_load_is_not_done_while_a_chunk_of_it_is_written() -> None:
     loader.load(load)
     assert load.done.wait(60)
     assert rows.done_before_written is False
+    assert load.num_loaded == 8  # nothing of what could not be read
     assert loader.stop(60)
 
 
@@ -204,11 +205,14 @@ def test_of_a_prefix_that_was_loaded_in_chunks_the_head_stays_longest() -> None:
     tier = HostTier(48 * 8, 8)
     keys = prefix_keys("a", *range(40))
     tier.put_many(keys, np.zeros((40, 8), np.uint8))
+    other = prefix_keys("b", *range(8))
+    tier.put_many(other, np.zeros((8, 8), np.uint8))
     loader = loader_of(TierStack([tier]), Rows())
     loader.load(Load(keys, [Span(0, 4, 40)], 4, np.arange(36, dtype=np.int32)))
     assert loader.stop(60)
-    tier.put_many(prefix_keys("b", *range(20)), np.zeros((20, 8), np.uint8))
+    tier.put_many(prefix_keys("c", *range(20)), np.zeros((20, 8), np.uint8))
     assert tier.contains_prefix(keys) == 28
+    assert tier.contains_prefix(other) == 0
 
 
 def test_of_a_load_behind_another_nothing_is_read_in_vain() -> None:
@@ -295,6 +299,7 @@ def test_memory_is_prepared_for_what_is_stored_and_for_each_load(
     loader.load(load)
     assert load.done.wait(HANGING)
     assert loader.stop(HANGING)
+    assert loader.progress.is_set()
     assert [block for part in parts for block in part] == [*range(expected), *range(40, 48)]
     assert all(0 < len(part) <= 4 for part in parts[:-1])
 
@@ -304,7 +309,7 @@ def test_a_look_up_that_fails_finds_nothing(caplog: pytest.LogCaptureFixture) ->
     loader, look_up = loader_of(TierStack([HostTier(8, 8)]), Rows()), LookUp("", bytes(16), 0)
     loader.look_up(look_up)  # there is no writer, and an error
     assert look_up.done.wait(HANGING)
-    assert loader.progress.wait(HANGING)
     assert look_up.spans == []
     assert loader.stop(HANGING)
+    assert loader.progress.is_set()
     assert len(caplog.records) == 1
