@@ -9,7 +9,7 @@ import typer
 
 from radixkv.cli.consoles import console_for
 from radixkv.cli.options import JsonPath, Model, is_given
-from radixkv.cli.output_paths import writable_plot
+from radixkv.cli.output_paths import given_path, writable_plot
 from radixkv.extras import needing_extra
 
 app = typer.Typer(no_args_is_help=True, help="Measure, always against a baseline in the same run.")
@@ -18,7 +18,10 @@ PeerPython = Annotated[
     Path | None,
     typer.Option(exists=True, dir_okay=False, help="Python of an environment in which the baseline is installed"),
 ]
-PlotPath = Annotated[Path | None, typer.Option(callback=writable_plot, help="draw the figures into this file")]
+PlotPath = Annotated[
+    Path | None,
+    typer.Option(parser=given_path, metavar="<path>", callback=writable_plot, help="draw the figures into this file"),
+]
 Rounds = Annotated[int, typer.Option(min=1, help="rounds; the median is reported")]
 RoundsInTurns = Annotated[int, typer.Option(min=1, help="rounds, alternating; the median is reported")]
 Only = Annotated[str | None, typer.Option(help="only rows whose name contains this")]

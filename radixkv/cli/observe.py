@@ -14,7 +14,7 @@ from rich.text import Text
 
 from radixkv.cli.consoles import PlainConsole, console_for
 from radixkv.cli.options import JsonPath, Model, is_given, variable_of, with_options_of
-from radixkv.cli.output_paths import writable, writable_plot
+from radixkv.cli.output_paths import given_path, writable, writable_plot
 from radixkv.config import EngineConfig
 from radixkv.observe.simulate.replicas.cost_model import CostModel
 
@@ -31,7 +31,10 @@ def inspect(
         str | None, typer.Option(help="the server's admin key, if it has one", envvar=variable_of("admin_key"))
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="print the snapshot as JSON")] = False,
-    svg: Annotated[Path | None, typer.Option(callback=writable, help="draw the tree into this file")] = None,
+    svg: Annotated[
+        Path | None,
+        typer.Option(parser=given_path, metavar="<path>", callback=writable, help="draw the tree into this file"),
+    ] = None,
 ) -> None:
     """Show what is cached: the tree, its largest and hottest prefixes, what sharing saves."""
     from radixkv.observe.inspect.picture import to_svg
@@ -93,7 +96,13 @@ def simulate(
     ] = None,
     json_path: JsonPath = None,
     plot: Annotated[
-        Path | None, typer.Option(callback=writable_plot, help="draw hit rates against sizes into this file")
+        Path | None,
+        typer.Option(
+            parser=given_path,
+            metavar="<path>",
+            callback=writable_plot,
+            help="draw hit rates against sizes into this file",
+        ),
     ] = None,
     replicas: Annotated[
         str | None, typer.Option(help="numbers of replicas, such as 4,16: compare routers, not policies")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, get_args, ge
 
 import typer
 
-from radixkv.cli.output_paths import writable
+from radixkv.cli.output_paths import given_path, writable
 from radixkv.config import DEVICE_DEFAULTS, Config, ModelConfig
 from radixkv.option_words import Accepted
 from radixkv.server.config import ServerConfig
@@ -21,7 +21,12 @@ if TYPE_CHECKING:
 ENVIRONMENT_PREFIX = "RADIXKV_"
 
 Model = Annotated[str | None, typer.Option(help=ServerConfig.model_fields["model"].description)]
-JsonPath = Annotated[Path | None, typer.Option("--json", callback=writable, help="also write the figures to this file")]
+JsonPath = Annotated[
+    Path | None,
+    typer.Option(
+        "--json", parser=given_path, metavar="<path>", callback=writable, help="also write the figures to this file"
+    ),
+]
 
 _ARGUMENTS = frozenset({"model"})
 # Repeated: one key each.
@@ -93,7 +98,7 @@ def _parameter(name: str, field: FieldInfo, panel: str) -> inspect.Parameter:
         if kind == list[str]:
             settings["help"] += " May be repeated; the variable separates several by spaces."
         if kind is Path:
-            settings |= {"parser": _path, "metavar": "<path>"}
+            settings |= {"parser": given_path, "metavar": "<path>"}
         if name == "record_trace":
             settings["callback"] = writable
         if name in _CHECKED:
@@ -117,13 +122,6 @@ def _as_configured(parameter: typer.CallbackParam, value: str | None) -> str | N
     except ValueError as error:
         raise typer.BadParameter(str(error).removeprefix(f"{name}: ")) from None
     return value
-
-
-def _path(given: str) -> Path:
-    # Perhaps from an unset shell variable; as a Path it would mean the folder that the program was started in.
-    if not given:
-        raise typer.BadParameter("expected a path, got ''")
-    return Path(given)
 
 
 def _option_type(accepted: Accepted) -> Any:

@@ -1,4 +1,4 @@
-"""Checks that a command's result can be written, before the command spends minutes on it."""
+"""Checks paths: that a command's result can be written, before the command spends minutes on it."""
 
 from __future__ import annotations
 
@@ -7,6 +7,17 @@ import os
 from pathlib import Path
 
 import typer
+
+
+def given_path(given: str) -> Path:
+    """The path that an option has.
+
+    Raises:
+        typer.BadParameter: it is empty, perhaps from an unset shell variable: it would mean the folder of the process.
+    """
+    if not given:
+        raise typer.BadParameter("expected a path, got ''")
+    return Path(given)
 
 
 def writable(path: Path | None) -> Path | None:

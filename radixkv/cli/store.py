@@ -8,13 +8,23 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from radixkv.cli.output_paths import given_path
+
 if TYPE_CHECKING:
     from radixkv.tiers.disk.maintenance import StoreInfo
 
 app = typer.Typer(no_args_is_help=True, help="Folders of stored blocks: info, verify, prune, clear.")
 
+
+def _folder(given: str) -> Path:
+    path = given_path(given)
+    if not path.is_dir():
+        raise typer.BadParameter(f"expected a folder, got {given!r}")
+    return path
+
+
 Folder = Annotated[
-    Path, typer.Argument(exists=True, file_okay=False, help="the folder given as disk_cache, or one store in it")
+    Path, typer.Argument(parser=_folder, metavar="folder", help="the folder given as disk_cache, or one store in it")
 ]
 
 

@@ -191,6 +191,27 @@ def test_files_that_cannot_be_written_are_refused_before_the_work(arguments: lis
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["demo", "--json", ""],
+        ["bench", "serve", "--plot", ""],
+        ["simulate", "documents", "--plot", ""],
+        ["inspect", "no-such-snapshot", "--svg", ""],
+        ["store", "clear", ""],
+    ],
+    ids=" ".join,
+)
+def test_an_empty_path_is_not_the_folder_that_the_command_was_started_in(
+    arguments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was stored there was cleared, where the shell's variable was not set."""
+    monkeypatch.chdir(tmp_path)
+    result = radixkv(*arguments)
+    assert (result.returncode, result.stdout) == (2, "")
+    assert "expected a path, got ''" in result.stderr
+
+
 def test_a_plot_has_a_format_that_can_be_drawn(tmp_path: Path) -> None:
     for name in ("x.doc", "x"):
         result = radixkv("bench", "serve", "--plot", str(tmp_path / name), COLUMNS="400", TERM="dumb")
@@ -284,8 +305,13 @@ def test_what_a_user_can_mend_is_one_line() -> None:
         assert result.returncode == 1
         assert result.stderr.startswith("radixkv: ")
         assert result.stderr.count("\n") == 1
-    nothing = radixkv("inspect", "")
-    assert (nothing.returncode, nothing.stderr) == (1, "radixkv: source: expected a file or a URL, got ''\n")
+    for command, message in (
+        ("inspect", "source: expected a file or a URL, got ''"),
+        ("simulate", "trace: expected a file or one of chats, agents, "),
+    ):
+        nothing = radixkv(command, "")
+        assert (nothing.returncode, nothing.stderr.count("\n")) == (1, 1)
+        assert nothing.stderr.startswith(f"radixkv: {message}")
     texts = radixkv("explain", "x", "--after", "y\udcff")
     assert (texts.returncode, texts.stderr) == (
         1,

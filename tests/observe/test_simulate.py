@@ -128,6 +128,8 @@ def test_a_malformed_trace_is_refused_by_line(tmp_path: Path, text: str) -> None
         read_trace(path)
     if "lenght" in text:
         assert str(refusal.value).endswith("'input_length' is missing, and there is 'input_lenght'")
+    if text == "[1]":
+        assert str(refusal.value).endswith("expected an object with 'timestamp' and 'hash_ids': got [1]")
 
 
 def test_equal_names_are_the_same_block_only_after_the_same_prefix(tmp_path: Path) -> None:

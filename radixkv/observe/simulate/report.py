@@ -95,7 +95,7 @@ def load(name: str) -> Trace:
     if name in SYNTHETIC:
         return SYNTHETIC[name]()
     path = Path(name)
-    if not path.exists():
+    if not name or not path.exists():
         raise ValueError(f"trace: expected a file or one of {', '.join(SYNTHETIC)}, got {name!r}")
     return read_trace(path)
 

@@ -127,8 +127,10 @@ class _RequestReader:
         self._numbers: dict[tuple[int, int], int] = {}
         self._known = set(_FIELDS)
 
-    def read(self, fields: dict[str, Any]) -> TracedRequest:
+    def read(self, fields: Any) -> TracedRequest:
         """The next request, by the trace's own clock; raises KeyError, TypeError or ValueError if it is malformed."""
+        if not isinstance(fields, dict):
+            raise ValueError(f"got {fields!r:.80}")
         time = _seconds(fields["timestamp"])
         if not self._known.issuperset(fields):
             _refuse_misspelt(fields, self._known)
