@@ -391,6 +391,20 @@ def test_an_argument_that_is_required_and_not_described_is_written() -> None:
     assert not grammar.accepts(write([("f", {"unit": 3})]))
 
 
+@pytest.mark.parametrize("name", ["qwen3_coder", "glm", "lfm2", "minimax", "gemma", "minimax_m3"])
+def test_one_that_is_described_as_others_are_is_what_that_says(name: str) -> None:
+    """It was any text, even of a strict tool."""
+    parameters = {"additionalProperties": {"type": "integer"}, "required": ["place"]}
+    tool = {"type": "function", "function": {"name": "f", "strict": True, "parameters": parameters}}
+    tokenizer = make_tokenizer(TEMPLATES[name])
+    form = ChatFormat.of(tokenizer).answer_form("", options("required", tools=[tool]))
+    assert form is not None
+    grammar, write = Grammar(form, tokenizer), calls_of(name).write_calls
+    assert grammar.accepts(write([("f", {"place": 3})]))
+    assert functions(read(form, write([("f", {"place": 3})]))) == [("f", {"place": 3})]
+    assert not grammar.accepts(write([("f", {"place": "Rome"})]))
+
+
 @pytest.mark.parametrize("markers", [False, True], ids=["spelled", "tokens"])
 def test_content_and_calls_are_alternatives(markers: bool) -> None:
     tokenizer = make_tokenizer(TEMPLATES["hermes"], with_markers=markers)

@@ -23,11 +23,14 @@ _DEFINITIONS = ("$defs", "definitions")
 
 
 def described_properties(schema: Mapping[str, Any]) -> dict[str, Any]:
-    """The schema of each property of an object, also of those that are required and not described."""
-    properties = schema["properties"]
+    """The schema of each property of an object, those included that are required and described by no name of their own."""
+    properties, others = schema["properties"], schema.get("additionalProperties")
     required = schema.get("required", ())
     undescribed = [key for key in required if isinstance(key, str) and key not in properties]
-    return {**properties, **dict.fromkeys(undescribed, _ANY_STRING)}
+    return {
+        **properties,
+        **dict.fromkeys(undescribed, others if isinstance(others, Mapping) and others else _ANY_STRING),
+    }
 
 
 def value_before(writer: GrammarWriter, tool: Tool, schema: Any, rule: str, end: str) -> str:
@@ -93,7 +96,7 @@ class ArgumentsAsJson:
 
     def __init__(self, call: ToolCallBegin, tool: Tool) -> None:
         self._index = call.index
-        self._properties = tool.parameters["properties"]
+        self._properties = described_properties(tool.parameters)
         self._kinds = SchemaKinds(tool.parameters)
         self._separator = "{"
 
