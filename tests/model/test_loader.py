@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import logging
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,44 +13,16 @@ import pytest
 import torch
 import transformers
 from support.hub_cache import Checkpoint
-from support.model_zoo import build, build_multimodal, build_shallow, build_supported
-from support.prompt_sets import tokens_of, tokens_of_transformers
-from tokenizers import Tokenizer
-from tokenizers.models import BPE
-from transformers.models.pixtral.modeling_pixtral import PixtralVisionModel
-from transformers.models.qwen2_audio.modeling_qwen2_audio import Qwen2AudioEncoder
-from transformers.models.voxtral.modeling_voxtral import VoxtralEncoder
+from support.model_zoo import build_supported
 from transformers.utils import logging as transformers_logging
 
-from radixkv import LLM, SamplingParams
+from radixkv import LLM
 from radixkv.config import ModelConfig
 from radixkv.errors import ModelLoadError, UnsupportedModelError
 from radixkv.model import compute_target
 from radixkv.model.default_model import find_default_model
 from radixkv.model.loader import load_model
-from radixkv.model.replacement.unused_parts import drop_unused_parts
 from radixkv.model.source import load_errors, resolve_folder
-
-
-def test_a_folder_without_a_tokenizer_serves_token_ids(checkpoint_given: Checkpoint) -> None:
-    folder = checkpoint_given.folder
-    build_supported("llama").save_pretrained(folder)
-    llm = LLM(checkpoint_given.model, num_blocks=50)
-    output = llm.generate({"prompt_token_ids": [5, 6, 7]}, SamplingParams(max_tokens=4), use_tqdm=False)[0]
-    assert len(output.outputs[0].token_ids) == 4
-    with pytest.raises(
-        ValueError, match="no tokenizer: pass one as the option tokenizer, or only prompts of token ids"
-    ):
-        llm.generate("text", use_tqdm=False)
-
-
-def test_without_a_tokenizer_what_is_cached_is_shown_by_token_ids() -> None:
-    """It was refused with the advice to pass only token ids, which it was given."""
-    llm = LLM(build_shallow("llama"), tokenizer=None, num_blocks=50, block_size=4)
-    llm.generate({"prompt_token_ids": [5, 6, 7, 8, 9]}, SamplingParams(max_tokens=1), use_tqdm=False)
-    explanation = llm.explain([5, 6, 7, 8, 1])
-    assert "differs at token 4: `1` against `9`, after `5 6 7 8`" in str(explanation)
-    assert [node.num_tokens for node in llm.inspect().nodes] == [5]
 
 
 def test_a_link_that_leads_nowhere_is_no_part_of_a_model(tmp_path: Path) -> None:
@@ -59,84 +30,6 @@ def test_a_link_that_leads_nowhere_is_no_part_of_a_model(tmp_path: Path) -> None
     build_supported("llama").save_pretrained(tmp_path)
     (tmp_path / "pytorch_model.bin").symlink_to(tmp_path / "gone")
     assert load_model(tmp_path).origin is not None
-
-
-def test_a_folder_whose_tokenizer_lacks_its_vocabulary_serves_token_ids(tmp_path: Path) -> None:
-    """transformers then raises a TypeError from its own code."""
-    build("ctrl", {"n_embd": 32, "dff": 48, "n_head": 4, "n_layer": 2}).save_pretrained(tmp_path)
-    assert load_model(tmp_path).tokenizer is None
-
-
-@pytest.mark.parametrize("contents", [None, '{"tokenizer_class": "LlamaTokenizer"}'])
-def test_no_tokenizer_is_made_without_a_vocabulary(contents: str | None, tmp_path: Path) -> None:
-    """transformers made one of five special tokens, and each text was an unknown token, or none."""
-    build_supported("gemma").save_pretrained(tmp_path)
-    if contents is not None:
-        (tmp_path / "tokenizer_config.json").write_text(contents)
-    assert load_model(tmp_path).tokenizer is None
-
-
-@pytest.mark.parametrize(
-    ("num_words", "options", "last"),
-    [
-        (250, {}, "249, 'w249'"),
-        (200, {"eos_token": "<end>"}, "200, '<end>'"),
-        (200, {"additional_special_tokens": ["<end>"], "chat_template": "{{ messages }}<end>"}, "200, '<end>'"),
-    ],
-    ids=["words", "end", "template"],
-)
-def test_a_warning_names_tokens_beyond_the_vocabulary_of_the_model(
-    num_words: int, options: dict[str, Any], last: str, caplog: pytest.LogCaptureFixture
-) -> None:
-    """An end token was dropped without a word, or each conversation was refused."""
-    load_model(build_supported("llama"), ModelConfig(tokenizer=tokenizer_of(num_words, **options)))
-    assert f"LlamaForCausalLM: its tokenizer has tokens up to {last}, its vocabulary up to 199: " in caplog.text
-
-
-def test_there_is_no_warning_of_added_tokens_that_are_not_used(caplog: pytest.LogCaptureFixture) -> None:
-    """Of Gemma 3, the tokenizer of models of text alone has the token that stands for images in larger ones."""
-    tokenizer = tokenizer_of(200, additional_special_tokens=["<image>"], chat_template="{{ messages }}")
-    load_model(build_supported("llama"), ModelConfig(tokenizer=tokenizer))
-    assert "tokens up to" not in caplog.text
-
-
-def tokenizer_of(num_words: int, **options: Any) -> transformers.PreTrainedTokenizerFast:
-    words = Tokenizer(BPE({f"w{index}": index for index in range(num_words)}, []))
-    return transformers.PreTrainedTokenizerFast(tokenizer_object=words, **options)
-
-
-@pytest.mark.parametrize(
-    ("name", "contents"),
-    [
-        ("tokenizer.json", '{"version": "1.0", "added_to'),
-        ("tokenizer.json", "{}"),
-        ("tokenizer.json", '{"added_tokens": [], "model": {"type": "of another kind"}}'),
-        ("tokenizer.json", ""),
-        ("tokenizer_config.json", '{"tokenizer_class":'),
-        ("tokenizer_config.json", "[]"),
-        ("special_tokens_map.json", "{"),
-        ("vocab.json", "{}"),
-    ],
-)
-def test_a_damaged_tokenizer_is_refused_by_its_name(name: str, contents: str, checkpoint_given: Checkpoint) -> None:
-    """It counted as none, and the model served token ids alone."""
-    folder = checkpoint_given.folder
-    build_supported("llama").save_pretrained(folder)
-    if name != "vocab.json":
-        vocabulary = Tokenizer(BPE({"a": 0, "b": 1}, []))
-        transformers.PreTrainedTokenizerFast(tokenizer_object=vocabulary).save_pretrained(folder)
-    (folder / name).write_text(contents)
-    with pytest.raises(ModelLoadError, match=f"^{folder / name}: expected a part of a tokenizer, it cannot be read"):
-        load_model(checkpoint_given.model)
-    with pytest.raises(ModelLoadError, match=f"^tokenizer: {folder / name}: "):
-        load_model(checkpoint_given.model, ModelConfig(tokenizer=checkpoint_given.model))
-
-
-def test_a_package_that_a_tokenizer_needs_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "sacremoses", None)
-    build_supported("biogpt").save_pretrained(tmp_path)
-    with pytest.raises(ModelLoadError, match=rf"^{tmp_path}: could not be loaded, .* package .* install sacremoses"):
-        load_model(tmp_path)
 
 
 @pytest.mark.parametrize("of", ["config", "tokenizer", "model"])
@@ -189,70 +82,6 @@ def test_a_loaded_model_whose_weights_are_not_all_in_one_memory_is_refused() -> 
         load_model(model)
     with pytest.raises(UnsupportedModelError, match=r" got them on meta$"):
         load_model(model.to("meta"))
-
-
-_SIZES = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4, "head_dim": 8}
-
-
-@pytest.mark.parametrize(
-    ("name", "part", "options"),
-    [
-        ("mistral3", PixtralVisionModel, {"vision_config": {**_SIZES, "model_type": "pixtral"}}),
-        ("voxtral", VoxtralEncoder, {"audio_config": _SIZES}),
-        # It reads the device of the part for audio.
-        ("qwen2_audio", Qwen2AudioEncoder, {"audio_config": _SIZES}),
-    ],
-    ids=["images", "audio", "audio that is asked"],
-)
-def test_a_folder_of_a_model_of_images_or_audio_gives_its_texts(
-    name: str, part: type, options: dict[str, Any], tmp_path: Path
-) -> None:
-    """It used to be looked up among text-only models, though the same model runs as an object."""
-    text = {**_SIZES, "model_type": "mistral", "vocab_size": 200, "num_key_value_heads": 2, "initializer_range": 0.3}
-    config = transformers.AutoConfig.for_model(name, text_config=text, **options)
-    model = transformers.AutoModelForMultimodalLM.from_config(config, dtype=torch.float32).eval()
-    model.save_pretrained(tmp_path)
-    path = tmp_path / "config.json"  # many name the code that they came with before transformers had a class for them
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"auto_map": {"AutoModelForCausalLM": "code.Own"}}))
-    prompt = [5, 6, 7, 8, 9]
-    expected = tokens_of_transformers(model, [prompt], 20)
-    for given in (tmp_path, model):
-        llm = LLM(given, num_blocks=50, dtype="float32")
-        assert tokens_of(llm, [{"prompt_token_ids": prompt}]) == expected
-        # Parts for images and audio take no memory; a model that is the caller's own is left as it is.
-        is_whole = any(isinstance(module, part) for module in llm.engine.loaded.model.modules())
-        assert is_whole is (given is model)
-        llm.shutdown()
-
-
-def test_transformers_does_not_warn_of_parts_that_text_does_not_call(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    """It warned of each, whenever attention was replaced: one cannot have its attention replaced, and is dropped then."""
-    build_multimodal("got_ocr2").save_pretrained(tmp_path)
-    logger = logging.getLogger("transformers")
-    logger.addHandler(caplog.handler)
-    try:
-        LLM(tmp_path, num_blocks=50)
-    finally:
-        logger.removeHandler(caplog.handler)
-    assert [record.message for record in caplog.records if record.name.startswith("transformers")] == []
-
-
-def test_a_part_of_which_only_the_inside_is_called_stays() -> None:
-    class Part(transformers.PreTrainedModel):
-        _supports_sdpa = True
-
-        def __init__(self, config: Any) -> None:
-            super().__init__(config)
-            self.inside = torch.nn.Identity()
-
-    model: Any = build_supported("llama")
-    model.part, model.unused = Part(model.config), Part(model.config)
-    model.model.norm.register_forward_pre_hook(lambda _, inputs: (model.part.inside(*inputs),))
-    drop_unused_parts(model, "tiny")
-    assert isinstance(model.part, Part)
-    assert not isinstance(model.unused, Part)
 
 
 @pytest.mark.parametrize(

@@ -361,14 +361,19 @@ def build(name: str, options: dict[str, Any], seed: int = 0) -> transformers.Pre
     return _build(transformers.AutoModelForCausalLM, config, seed)
 
 
-def build_multimodal(name: str, options: dict[str, Any] | None = None) -> transformers.PreTrainedModel:
-    """A model that also sees images or hears, whose text has these options; None: those in `MULTIMODAL`."""
+def build_multimodal(name: str, options: dict[str, Any] | None = None, **others: Any) -> transformers.PreTrainedModel:
+    """A model that also sees images or hears, whose text has these options; None: those in `MULTIMODAL`.
+
+    Args:
+        others: what else its configuration says.
+    """
     parts: dict[str, Any] = dict.fromkeys(transformers.CONFIG_MAPPING[name].sub_configs, _TOWER)
     # Only the files of Omni's thinkers give them one, without which they generate nothing.
     parts["vision_start_token_id"] = VOCAB_SIZE
     # Some configurations add to what they are given.
     parts["text_config"] = copy.deepcopy({**_COMMON, **(MULTIMODAL[name] if options is None else options)})
-    return _build(transformers.AutoModelForMultimodalLM, transformers.AutoConfig.for_model(name, **parts), seed=0)
+    config = transformers.AutoConfig.for_model(name, **{**parts, **others})
+    return _build(transformers.AutoModelForMultimodalLM, config, seed=0)
 
 
 def _build(auto_class: Any, config: Any, seed: int) -> transformers.PreTrainedModel:

@@ -32,15 +32,25 @@ def model_class(config: Any) -> Any:
     Raises:
         UnsupportedModelError: there is none.
     """
-    if type(config) in transformers.MODEL_FOR_CAUSAL_LM_MAPPING:
+    kind = type(config)
+    of_text, of_more = transformers.MODEL_FOR_CAUSAL_LM_MAPPING, transformers.MODEL_FOR_MULTIMODAL_LM_MAPPING
+    if kind in of_text and not (kind in of_more and _finds_no_part(of_text[kind], kind)):
         return transformers.AutoModelForCausalLM
-    if type(config) in transformers.MODEL_FOR_MULTIMODAL_LM_MAPPING:
+    if kind in of_more:
         return transformers.AutoModelForMultimodalLM
     if hasattr(config, "auto_map"):  # what comes with code of its own is refused by the class
         return transformers.AutoModelForCausalLM
     raise UnsupportedModelError(
         f"{config.name_or_path}: expected a model that generates text from the text before it, got {config.model_type!r}"
     )
+
+
+def _finds_no_part(of_text: Any, config_class: type) -> bool:
+    """Whether a class of text alone, made of a part of a configuration, reads no checkpoint of the whole, as Emu 3's.
+
+    Those that do are named as the part that they are (``language_model``).
+    """
+    return of_text.config_class is not config_class and of_text.base_model_prefix == "model"
 
 
 def load_whole(
@@ -71,15 +81,16 @@ def load_whole(
         ignore_mismatched_sizes=True,
         trust_remote_code=False,
     )
-    _check_loaded(model, info, folder if gguf_file is None else folder / gguf_file)
+    _check_loaded(model, config, info, folder if gguf_file is None else folder / gguf_file)
     loaded: transformers.PreTrainedModel = model
     return loaded
 
 
-def _check_loaded(model: transformers.PreTrainedModel, info: Mapping[str, Any], source: Path) -> None:
+def _check_loaded(model: transformers.PreTrainedModel, config: Any, info: Mapping[str, Any], source: Path) -> None:
     """Refuse a model whose weights are not all those of its files; a warning names tensors that are left out.
 
     Args:
+        config: of the files. If the model is made of the part of it that reads text, other parts are left out silently.
         info: transformers' report on the loading.
         source: the folder or the file that was loaded.
     """
@@ -99,6 +110,8 @@ def _check_loaded(model: transformers.PreTrainedModel, info: Mapping[str, Any], 
             f"{source}: expected weights that are not quantised, as its configuration has no quantization_config, "
             f"got {scales[0]}"
         )
+    if type(model.config) is not type(config):
+        unexpected = [name for name in unexpected if name.startswith(f"{model.base_model_prefix}.")]
     if unexpected:
         _log.warning(
             "%s: %d of its tensors are left out, for they are no parameters of a %s, %s among them",
