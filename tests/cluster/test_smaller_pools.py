@@ -7,12 +7,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 from support.answers_to_continue import PROMPT, SAMPLED, answer, begun_on
 from support.held_steps import HeldSteps
 from support.pretended_replicas import Cluster as PretendedCluster
+from support.pretended_replicas import client_of, streams_over, tokens, until
 from support.pretended_replicas import llm_of as pretended_llm
-from support.pretended_replicas import until
 from support.replica_servers import drain, local_replicas, one_more, tiny_llm
 
 from radixkv import BeamSearchParams, SamplingParams
@@ -122,3 +123,23 @@ async def test_a_request_that_no_replica_has_accepted_is_as_long_as_fits_on_the_
             assert await llm.shutdown()
             await replicas.remove("small")
         await server.start()
+
+
+@pytest.mark.parametrize(("room", "moves"), [(12, False), (13, True)])
+async def test_an_answer_is_called_away_only_if_all_that_it_may_become_has_room_elsewhere(
+    room: int, moves: bool
+) -> None:
+    async def hanging(request: httpx.Request) -> httpx.Response:
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    clients = {name: client_of(hanging) for name in "ab"}
+    streams = streams_over(clients, rooms={"b": room})
+    reading = asyncio.ensure_future(tokens(streams, Prompt([1, 2, 3]), SamplingParams(max_tokens=10)))
+    await until(lambda: streams.num_streams("a"))
+    (attempt,) = streams._attempts[clients["a"]]
+    streams.router.remove("a")
+    streams.move(clients["a"])
+    assert attempt._interrupted is moves
+    reading.cancel()
+    await asyncio.gather(reading, return_exceptions=True)
