@@ -40,18 +40,6 @@ class PendingBlock:
     cancelled: bool = False
 
 
-@dataclass(slots=True, eq=False)
-class _DroppableJob:
-    """A job; None: it was dropped, or called."""
-
-    job: Callable[[], None] | None
-
-    def __call__(self) -> None:
-        job, self.job = self.job, None
-        if job is not None:
-            job()
-
-
 class MediumQueue:
     """One tier's blocks that wait for its medium, and the thread that writes them.
 
@@ -75,7 +63,7 @@ class MediumQueue:
         self._free: list[BlockBytes] = []
         self._pending: dict[bytes, PendingBlock] = {}
         self._queue: deque[PendingBlock | Callable[[], None]] = deque()
-        self._droppable: deque[_DroppableJob] = deque()  # the latest, whether they wait or were called
+        self._droppable: deque[Callable[[], None]] = deque()  # for each, `_call_oldest_droppable` is in the queue
         self._num_put = self._num_done = 0
         self._closing = self._ended = self._broken = False
         self._changed = threading.Condition()
@@ -142,13 +130,18 @@ class MediumQueue:
                 self._changed.notify_all()
 
     def call_droppable(self, job: Callable[[], None]) -> None:
-        """`call` a job unless too many of this kind are behind it, as while the medium hangs."""
-        droppable = _DroppableJob(job)
+        """`call` a job. Where too many of this kind wait, as while the medium hangs, the oldest is dropped.
+
+        Those behind it then move up: they may be called before what was queued before them.
+        """
         with self._changed:
-            self.call(droppable)
-            self._droppable.append(droppable)
-            if len(self._droppable) > _MAX_DROPPABLE:
-                self._droppable.popleft().job = None
+            if self._ended:
+                return
+            if len(self._droppable) < _MAX_DROPPABLE:
+                self.call(self._call_oldest_droppable)
+            else:
+                self._droppable.popleft()
+            self._droppable.append(job)
 
     def flush(self, timeout: float | None = None) -> bool:
         """Wait until all that is queued now is done; False if ``timeout`` seconds were not enough."""
@@ -169,6 +162,11 @@ class MediumQueue:
         row: BlockBytes = self._rows[self._num_rows_used]
         self._num_rows_used += 1
         return row
+
+    def _call_oldest_droppable(self) -> None:
+        with self._changed:
+            job = self._droppable.popleft()
+        job()
 
     def _next_work(self) -> list[PendingBlock | Callable[[], None]]:
         """One job, or the blocks before the next job, as many as are written together; nothing: it was closed."""

@@ -267,9 +267,12 @@ def test_what_is_used_beside_a_store_that_hangs_takes_bounded_memory(
         prefixes = [prefix_keys("bob", number) for number in range(20)]
         for prefix in prefixes:
             tier.mark_used(prefix)
+        assert len(tier._writer._queue) == 5
         let_go.set()
         assert tier.flush(600)
         tier.mark_used(KEYS)
         tier.close()
+        tier.mark_used(KEYS)
+        assert not tier._writer._droppable
     marked = [*prefixes[-5:], KEYS]  # what was used last
     assert [call.args[0] for call in mark_used.call_args_list] == [[tier._name(key) for key in keys] for keys in marked]
