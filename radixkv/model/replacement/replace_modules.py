@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Mapping
-from typing import Any, NoReturn
+from typing import Any, NoReturn, cast
 
 import torch
 import transformers
@@ -50,7 +51,8 @@ def refuse_conversion(model: transformers.PreTrainedModel, name: str) -> None:
         model: of which modules were replaced.
         name: of the model.
     """
-    dtype, device, apply = model.dtype, model.device, model._apply
+    dtype, device, kind = model.dtype, model.device, type(model)
+    weak = weakref.ref(model)  # a cycle would keep the weights in memory until the next garbage collection
 
     def apply_if_unchanged(function: Callable[[torch.Tensor], torch.Tensor], *args: Any, **options: Any) -> Any:
         converted = function(torch.empty(0, dtype=dtype, device=device))
@@ -59,7 +61,7 @@ def refuse_conversion(model: transformers.PreTrainedModel, name: str) -> None:
                 f"{name}: expected {dtype} on {device}, for which its weights were packed when it was given to an LLM, got "
                 f"{converted.dtype} on {converted.device}; convert or move it before that"
             )
-        return apply(function, *args, **options)
+        return kind._apply(cast(Any, weak()), function, *args, **options)
 
     vars(model)["_apply"] = apply_if_unchanged
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 
@@ -45,3 +47,16 @@ def test_a_model_whose_weights_were_packed_stays_on_its_device() -> None:
     ):
         model.to("meta")
     assert model.to("cpu") is model.float() is model.to(model.device, model.dtype) is model
+
+
+def test_a_model_whose_weights_were_packed_is_freed_with_its_last_reference() -> None:
+    """What refuses conversion had it: its memory was in use until the next garbage collection."""
+    model = load_model(build_supported("llama")).model
+    weak = weakref.ref(model)
+    gc.collect()
+    gc.disable()
+    try:
+        del model
+        assert weak() is None
+    finally:
+        gc.enable()
