@@ -98,6 +98,15 @@ def _byte_tokens(tokenizer: Any) -> Mapping[int, int]:
     return bytes_by_token if letter in bytes_by_token and tokenizer.decode([letter]) == "A" else {}
 
 
+def _plain_backend(tokenizer: Any) -> Any:
+    """What decodes for a tokenizer that adds nothing to that, in less than half the time; None: this one may."""
+    from transformers import PreTrainedTokenizerFast  # only here: it has been imported if there is such a tokenizer
+
+    own = [getattr(getattr(tokenizer, name, None), "__func__", None) for name in ("decode", "_decode")]
+    is_plain = own == [PreTrainedTokenizerFast.decode, PreTrainedTokenizerFast._decode]
+    return tokenizer.backend_tokenizer if is_plain else None
+
+
 def answer_text(
     tokenizer: Any, prompt_token_ids: Sequence[int], token_ids: Sequence[int], *, skip_special_tokens: bool = True
 ) -> str:
@@ -148,6 +157,7 @@ class IncrementalDetokenizer:
         include_stop_str_in_output: bool = False,
     ) -> None:
         self._tokenizer = tokenizer
+        self._backend = _plain_backend(tokenizer)
         self._skip_special_tokens = skip_special_tokens and not shown_special_tokens
         self._left_out: frozenset[int] = frozenset()
         if skip_special_tokens and shown_special_tokens:
@@ -286,12 +296,11 @@ class IncrementalDetokenizer:
     def _decode(self, token_ids: Sequence[int]) -> str:
         if self._left_out:
             token_ids = [token_id for token_id in token_ids if token_id not in self._left_out]
-        return decode_tokens(
-            self._tokenizer,
-            token_ids,
-            skip_special_tokens=self._skip_special_tokens,
-            clean_up_tokenization_spaces=False,
-        )
+        skip = self._skip_special_tokens
+        if self._backend is not None:
+            text: str = self._backend.decode(token_ids, skip_special_tokens=skip)
+            return text
+        return decode_tokens(self._tokenizer, token_ids, skip_special_tokens=skip, clean_up_tokenization_spaces=False)
 
     def _append_text(self, piece: str, may_stop: bool) -> str | None:
         before = len(self._text)

@@ -41,6 +41,18 @@ def test_deltas_add_up_to_the_full_text(default_tokenizer: Any, parts: list[str]
     assert "".join(pieces) == detokenizer.text == default_tokenizer.decode(ids, clean_up_tokenization_spaces=False)
 
 
+def test_a_tokenizer_that_changes_its_text_does_so(default_tokenizer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Shouting(PreTrainedTokenizerFast):  # type: ignore[misc]
+        def _decode(self, *arguments: Any, **options: Any) -> str:
+            return str(super()._decode(*arguments, **options)).upper()
+
+    ids = default_tokenizer.encode("four, five")
+    assert answer_text(Shouting(tokenizer_object=default_tokenizer.backend_tokenizer), [], ids) == "FOUR, FIVE"
+    decode = default_tokenizer.decode
+    monkeypatch.setattr(default_tokenizer, "decode", lambda *args, **options: decode(*args, **options).title())
+    assert answer_text(default_tokenizer, [], ids) == "Four, Five"
+
+
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data(), parts=st.lists(st.sampled_from([*TEXTS, "<|im_end|>"]), min_size=1, max_size=4))
 def test_text_is_the_same_however_seldom_it_is_read(
