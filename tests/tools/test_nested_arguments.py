@@ -108,7 +108,14 @@ def test_a_strict_schema_that_cannot_be_enforced_is_refused(name: str, schema: d
 
 @pytest.mark.parametrize(
     "others",
-    [{"type": "number"}, {"minimum": 3}, {"const": 3}, {"enum": [[3], 5]}, {"anyOf": [{"const": "c"}, {"const": 5}]}],
+    [
+        {"type": "number"},
+        {"minimum": 3},
+        {"const": 3},
+        {"enum": [[3], 5]},
+        {"anyOf": [{"const": "c"}, {"const": 5}]},
+        {"type": ["boolean", "integer"], "enum": [True, 3.0]},
+    ],
 )
 def test_a_strict_value_without_type_whose_schema_says_more_is_refused_where_it_is_not_json(
     others: dict[str, Any],
@@ -116,6 +123,15 @@ def test_a_strict_value_without_type_whose_schema_says_more_is_refused_where_it_
     form, _ = form_for("gemma", {"properties": {"value": {"oneOf": [{"type": "integer"}, others]}}}, strict=True)
     with pytest.raises(ValueError, match="tools: send: oneOf cannot be enforced in this model's form of calls"):
         form.frame(content_is_constrained=False)
+
+
+@pytest.mark.parametrize("name", NOTATIONS)
+def test_a_schema_may_write_whole_numbers_with_a_point(name: str) -> None:
+    form, tokenizer = form_for(name, {"properties": {"value": {"type": ["integer", "string"], "enum": [1.0, "a"]}}})
+    for value in (1, "a"):
+        text = calls_of(name).write_calls([("send", {"value": value})])
+        assert Grammar(form, tokenizer).accepts(text)
+        assert functions(read(form, text)) == [("send", {"value": value})]
 
 
 @pytest.mark.parametrize("name", NOTATIONS)

@@ -37,7 +37,7 @@ class SchemaKinds:
             kinds = [{**schema, "type": each} for each in schema["type"]]
             if not isinstance(values, list):
                 return kinds
-            by_kind = ((kind, [value for value in values if is_of_type(value, kind["type"])]) for kind in kinds)
+            by_kind = ((kind, [value for value in values if _is_named_by(kind["type"], value)]) for kind in kinds)
             return [{**kind, "enum": of_kind} for kind, of_kind in by_kind if of_kind]
         if isinstance(values, list) and schema.get("type", "string") == "string":
             strings = [value for value in values if isinstance(value, str)]
@@ -65,6 +65,11 @@ def _definitions(parameters: Mapping[str, Any]) -> dict[str, Any]:
         for name, schema in parameters[key].items()
     }
     return {name: schema for name, schema in schemas.items() if not _leads_to(name, schema, schemas, set())}
+
+
+def _is_named_by(name: Any, value: Any) -> bool:
+    """Whether a value in a schema is of a type; that of whole numbers has 1.0 as well."""
+    return is_of_type(int(value) if isinstance(value, float) and value.is_integer() else value, name)
 
 
 def is_string(schema: Any) -> bool:
