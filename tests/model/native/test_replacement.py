@@ -86,11 +86,13 @@ def test_a_tied_embedding_is_held_once(dtype: torch.dtype) -> None:
 
 
 def test_embeddings_that_stay_as_they_are() -> None:
-    """Of a head of its own or with fewer bits, of another class, or with a hook."""
-    hooked = build("llama", {"tie_word_embeddings": True})
+    """Of a head of its own or with fewer bits, of another class, with a hook, or with a largest norm."""
+    hooked, limited = (build("llama", {"tie_word_embeddings": True}) for _ in range(2))
     hooked.get_input_embeddings().register_forward_hook(lambda *_: None)
+    limited.get_input_embeddings().max_norm = 1.0
     quantised = load_model(build("llama", {"tie_word_embeddings": True}), ModelConfig(quantization="int8")).model
-    others = [hooked, build("llama", {"tie_word_embeddings": False}), build("gemma", {"tie_word_embeddings": True})]
+    of_others = build("llama", {"tie_word_embeddings": False}), build("gemma", {"tie_word_embeddings": True})
+    others = [hooked, limited, *of_others]
     for model in (quantised, *(load_model(other).model for other in others)):
         assert isinstance(model.get_input_embeddings(), nn.Embedding)
         assert len(model.get_input_embeddings().weight) == model.config.vocab_size
@@ -348,6 +350,14 @@ def test_hooks_are_kept() -> None:
         model.set_attn_implementation("sdpa")
         model(torch.tensor([[1, 2, 3]]))
     assert calls == ["norm", "query", "patched", "mlp"]
+
+
+def test_a_linear_layer_of_gpt2_with_a_hook_is_left_alone() -> None:
+    model = build_supported("gpt2")
+    hooked = model.transformer.h[1].mlp.c_fc
+    hooked.register_forward_hook(lambda *_: None)
+    load_model(model)
+    assert [layer.mlp.c_fc is hooked for layer in model.transformer.h] == [False, True, False]
 
 
 def test_a_model_that_is_prepared_again_stays_as_it_is() -> None:

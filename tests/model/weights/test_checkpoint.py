@@ -17,7 +17,7 @@ import transformers
 from safetensors.torch import load_file, save_file
 from support.gguf_files import write_llama, write_model
 from support.hub_cache import Checkpoint
-from support.model_zoo import build
+from support.model_zoo import build, build_supported
 from support.quantised_checkpoints import Scheme, awq, float8, gptq, int8, write
 
 from radixkv.config import ModelConfig
@@ -70,10 +70,11 @@ def test_a_warning_names_what_the_model_has_no_parameter_for(tmp_path: Path, cap
 def test_causal_masks_beside_the_weights_are_left_out_without_a_warning(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Published checkpoints of GPT-Neo, and of models trained from GPT-2, hold them."""
+    """Published checkpoints of GPT-Neo, and of models trained from GPT-2, hold them, some as bytes."""
     build("gpt2", SIZES).save_pretrained(tmp_path)
     path = tmp_path / "model.safetensors"
-    masks = {f"transformer.h.0.attn.{name}": torch.ones(1) for name in ("masked_bias", "attention.bias")}
+    names = {"masked_bias": torch.float32, "attention.bias": torch.uint8}
+    masks = {f"transformer.h.0.attn.{name}": torch.ones(1, dtype=dtype) for name, dtype in names.items()}
     save_file({**load_file(path), **masks}, path, {"format": "pt"})
     load_model(tmp_path, ModelConfig(dtype="float32"))
     assert not [record for record in caplog.records if record.levelno == logging.WARNING]
@@ -296,6 +297,18 @@ def test_integers_that_stand_for_weights_are_refused(
     message = f"^{folder}: {UP}: expected floats, as its configuration has no quantization_config, got [IU](8|32)$"
     with pytest.raises(ModelLoadError, match=message):
         load_model(checkpoint_given.model, ModelConfig(dtype="float32"), native=native)
+
+
+def test_integers_under_a_name_that_transformers_translates_are_refused(tmp_path: Path) -> None:
+    model = build_supported("mixtral")
+    model.save_pretrained(tmp_path)
+    path = tmp_path / "model.safetensors"
+    tensors = load_file(path)
+    name = next(name for name in tensors if ".experts.0." in name)
+    assert name not in model.state_dict()
+    save_file(tensors | {name: (tensors[name] * 50).to(torch.int8)}, path, {"format": "pt"})
+    with pytest.raises(ModelLoadError, match=f"^{tmp_path}: {name}: expected floats"):
+        load_model(tmp_path, ModelConfig(dtype="float32"))
 
 
 @pytest.mark.parametrize("is_sharded", [True, False])
