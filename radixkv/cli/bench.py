@@ -7,12 +7,15 @@ from typing import Annotated, Literal
 
 import typer
 
+from radixkv.cli import gpu_bench
 from radixkv.cli.consoles import console_for
+from radixkv.cli.exits import exit_unless
 from radixkv.cli.options import JsonPath, Model, is_given
 from radixkv.cli.output_paths import given_path, writable_plot
 from radixkv.extras import needing_extra
 
 app = typer.Typer(no_args_is_help=True, help="Measure, always against a baseline in the same run.")
+app.add_typer(gpu_bench.app)
 
 PeerPython = Annotated[
     Path | None,
@@ -24,15 +27,8 @@ PlotPath = Annotated[
 ]
 Rounds = Annotated[int, typer.Option(min=1, help="rounds; the median is reported")]
 RoundsInTurns = Annotated[int, typer.Option(min=1, help="rounds, alternating; the median is reported")]
-Only = Annotated[str | None, typer.Option(help="only rows whose name contains this")]
 OnlyWorkloads = Annotated[str | None, typer.Option(help="only workloads whose name contains this")]
-Resume = Annotated[bool, typer.Option("--resume", help="skip the rows that the file already has")]
 AttackSeed = Annotated[int, typer.Option(help="seed of the attackers' choices")]
-
-
-def _exit_unless(succeeded: bool) -> None:
-    if not succeeded:
-        raise typer.Exit(1)
 
 
 @app.command()
@@ -134,34 +130,6 @@ def cache_scaling(json_path: JsonPath = None, plot: PlotPath = None) -> None:
 
 
 @app.command()
-def attention(json_path: JsonPath = None, only: Only = None, resume: Resume = False) -> None:
-    """One layer's attention, cache writes, block copies and sampling on a GPU, against their lower bounds."""
-    from radixkv.bench.gpu.attention import run_attention
-
-    _exit_unless(run_attention(console_for(json_path), json_path, only, resume))
-
-
-@app.command()
-def tiles(json_path: JsonPath = None, only: Only = None, resume: Resume = False) -> None:
-    """The fastest tile configurations on a GPU, and the sizes from which sharing and splitting pay."""
-    from radixkv.bench.gpu.tiles import run_tiles
-
-    _exit_unless(run_tiles(console_for(json_path), json_path, only, resume))
-
-
-@app.command()
-def plan(
-    json_path: JsonPath = None,
-    steps: Annotated[int, typer.Option(min=1, help="steps of each kind; the median is reported")] = 200,
-) -> None:
-    """Host time to plan a batch for the GPU incrementally, against planning it anew. Needs no GPU."""
-    with needing_extra("gpu"):
-        from radixkv.bench.gpu.plan import run_plan
-
-    run_plan(console_for(json_path), steps, json_path)
-
-
-@app.command()
 def routing(
     decisions: Annotated[int, typer.Option(min=1, help="number of decisions to measure")] = 5000,
     json_path: JsonPath = None,
@@ -170,54 +138,6 @@ def routing(
     from radixkv.bench.cluster.routing import run_routing
 
     run_routing(console_for(json_path), decisions, json_path)
-
-
-@app.command()
-def decode(json_path: JsonPath = None, only: Only = None, resume: Resume = False) -> None:
-    """Whole decoding steps of a model with 8 billion weights on a GPU, against their lower bound and transformers."""
-    from radixkv.bench.gpu.decode import run_decode
-
-    _exit_unless(run_decode(console_for(json_path), json_path, only, resume))
-
-
-@app.command()
-def limits(json_path: JsonPath = None) -> None:
-    """A GPU's peak rates: copying, reading, multiplying."""
-    from radixkv.bench.gpu.limits import run_limits
-
-    run_limits(console_for(json_path), json_path)
-
-
-@app.command()
-def first_light(
-    json_path: JsonPath = None,
-    minutes: Annotated[
-        float, typer.Option(min=0.5, help="time limit of this run; --resume continues with what is left")
-    ] = 9,
-    total_minutes: Annotated[
-        float, typer.Option(min=0.5, help="time limit of this run and those that it resumes, together")
-    ] = 30,
-    resume: Annotated[bool, typer.Option("--resume", help="continue where the file of --json ends")] = False,
-    only: Annotated[
-        list[str] | None, typer.Option(help="run only this part, even if it was run before; may be repeated")
-    ] = None,
-    skip: Annotated[list[str] | None, typer.Option(help="leave out this part; may be repeated")] = None,
-) -> None:
-    """All checks and benches of a GPU model on which RadixKV has not run yet: correctness, speed, constants to set."""
-    from radixkv.bench.gpu.first_light import run_first_light
-    from radixkv.bench.gpu.first_light_parts import first_light_parts
-
-    succeeded = run_first_light(
-        console_for(json_path),
-        json_path,
-        first_light_parts(),
-        minutes=minutes,
-        total_minutes=total_minutes,
-        resume=resume,
-        only=only or (),
-        skip=skip or (),
-    )
-    _exit_unless(succeeded)
 
 
 @app.command()
@@ -248,7 +168,7 @@ def check() -> None:
     """Run the fast benches, and report what became slower than the committed figures by more than the noise."""
     from radixkv.bench.check import run_check
 
-    _exit_unless(run_check(console_for()))
+    exit_unless(run_check(console_for()))
 
 
 @app.command()
@@ -260,7 +180,7 @@ def soak(
     """Random operations on the cache, with every rule checked."""
     from radixkv.bench.cache.soak import run_soak
 
-    _exit_unless(run_soak(console_for(json_path), minutes, seed, json_path))
+    exit_unless(run_soak(console_for(json_path), minutes, seed, json_path))
 
 
 @app.command()
@@ -273,7 +193,7 @@ def soak_server(
     with needing_extra("bench,server"):
         from radixkv.bench.serving.soak import run_soak_server
 
-    _exit_unless(run_soak_server(console_for(json_path), minutes, seed, json_path))
+    exit_unless(run_soak_server(console_for(json_path), minutes, seed, json_path))
 
 
 @app.command()
@@ -328,7 +248,7 @@ def serve(
     shape = LoadShape(conversations, turns, prefixes, prefix_tokens, prompt_tokens, answer_tokens, seed)
     client = HttpClient(url, model, api_key, ignore_eos)
     arrivals = Arrivals(rate, concurrency)
-    _exit_unless(run_serve(console_for(json_path, plot), client, url, shape, arrivals, json_path, plot))
+    exit_unless(run_serve(console_for(json_path, plot), client, url, shape, arrivals, json_path, plot))
 
 
 @app.command()
@@ -446,4 +366,4 @@ def chaos(
         seed=seed,
         json_path=json_path,
     )
-    _exit_unless(succeeded)
+    exit_unless(succeeded)

@@ -14,6 +14,7 @@ from radixkv import __version__
 from radixkv.cli import bench, keys, store
 from radixkv.cli.cluster import ingress, replica
 from radixkv.cli.consoles import PlainConsole, discard_output
+from radixkv.cli.exits import exit_unless
 from radixkv.cli.generate import chat, generate
 from radixkv.cli.observe import explain, inspect, simulate
 from radixkv.cli.options import JsonPath
@@ -27,8 +28,7 @@ def demo(json_path: JsonPath = None) -> None:
     """Run a tour on the default model: what sharing saves, with equal answers."""
     from radixkv.cli.demo import run_demo
 
-    if not run_demo(PlainConsole(), json_path):
-        raise typer.Exit(1)
+    exit_unless(run_demo(PlainConsole(), json_path))
 
 
 def doctor(
