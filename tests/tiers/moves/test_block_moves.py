@@ -93,17 +93,21 @@ def test_what_is_cleared_does_not_go_down_although_it_was_to(cleared: str | None
     assert len(tier.blocks) == 2 * num_left
 
 
-@pytest.mark.parametrize(("namespace", "goes_down_again"), [("a/salt", True), ("b", False)])
-def test_of_what_is_below_what_tiers_have_cleared_goes_down_again(namespace: str, goes_down_again: bool) -> None:
+@pytest.mark.parametrize(
+    ("cleared", "left", "goes_down_again"), [("a", "a/salt", True), ("a/salt", "a", True), ("a", "b", False)]
+)
+def test_of_what_is_below_what_tiers_have_cleared_goes_down_again(
+    cleared: str, left: str, goes_down_again: bool
+) -> None:
     """After each clearing, all of every tenant was copied out of the pool once more."""
     tier = DictTier()
     cache, moves, writer = moves_into(tier, 100)
-    for each in ("a", namespace):
+    for each in (cleared, left):
         compute(cache, [*range(8)], each)
     moves.send_down(cache)
     assert writer.stop(600)
     assert len(tier.blocks) == 4
-    cache.clear("a")
+    cache.clear(cleared)
     press(cache, 64)
     assert moves.has_unsent == goes_down_again
 

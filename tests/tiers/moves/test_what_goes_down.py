@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from radixkv.tiers.moves.known_blocks import KnownBlocks
@@ -68,6 +68,7 @@ def test_wanted_prefixes_wait_in_turn_and_take_bounded_memory(steps: list[tuple[
         )
     ),
 )
+@example(4, [("add", [0], "a"), ("add", [1], "b"), ("clear group", [0], "b"), ("lost", [1], "b")])
 def test_the_blocks_that_were_put_last_are_known(capacity: int, steps: list[tuple[str, list[int], str]]) -> None:
     """Those of groups that are cleared take the room of others until they would have been forgotten anyway."""
     known, groups = KnownBlocks(capacity), dict[int, str | None]()  # oldest first; None: cleared
