@@ -216,6 +216,19 @@ def test_where_keys_are_not_described_their_values_may_be() -> None:
 
 
 @pytest.mark.parametrize(
+    "others",
+    [{"patternProperties": {"^a": {"type": "string"}}}, {"required": True, "properties": {"a": {"type": "string"}}}],
+)
+def test_where_keys_are_described_in_another_way_further_ones_are_not_all(others: dict[str, Any]) -> None:
+    """Only an empty object was allowed."""
+    form, tokenizer = form_for(
+        "gemma", {"properties": {"value": {"type": "object", "additionalProperties": False, **others}}}
+    )
+    text = calls_of("gemma").write_calls([("send", {"value": {"a": "x"}})])
+    assert Grammar(form, tokenizer).accepts(text)
+
+
+@pytest.mark.parametrize(
     "others", [{"required": ["a"]}, {"additionalProperties": {}, "minProperties": 1}, {"items": False}]
 )
 def test_what_cannot_be_enforced_of_an_object_that_is_not_described_is_refused(others: dict[str, Any]) -> None:

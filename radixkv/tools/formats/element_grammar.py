@@ -15,6 +15,7 @@ from radixkv.tools.grammar import GrammarWriter, escaped
 _OF_VALUES = frozenset({"type", *ANNOTATIONS})
 _OF_OBJECTS = _OF_VALUES | {"properties", "required", "additionalProperties"}
 _OF_LISTS = _OF_VALUES | {"items"}
+_OF_SOME_PROPERTIES = frozenset({"properties", "patternProperties"})
 _ANY_SCALAR = ("number", "boolean", "null")
 
 
@@ -86,7 +87,9 @@ class ElementGrammar:
         if not self._syntax.shows_kinds:
             return value_before(writer, self._tool, schema, rule, end)
         enforced = _OF_VALUES | {key for key in _OF_OBJECTS | _OF_LISTS if schema.get(key) in (True, [], {})}
-        if kind == "object" and "additionalProperties" in set(schema) - enforced:
+        others = set(schema) - enforced
+        # Beside properties that are described in another way, it is not about all.
+        if kind == "object" and "additionalProperties" in others and others.isdisjoint(_OF_SOME_PROPERTIES):
             self._check(schema, enforced | {"additionalProperties"})
             return f"{self._dictionary(nested, schema['additionalProperties'], rule)} {writer.literal(end)}"
         self._check(schema, enforced)
