@@ -102,9 +102,11 @@ def _plain_backend(tokenizer: Any) -> Any:
     """What decodes for a tokenizer that adds nothing to that, in less than half the time; None: this one may."""
     from transformers import PreTrainedTokenizerFast  # only here: it has been imported if there is such a tokenizer
 
-    own = [getattr(getattr(tokenizer, name, None), "__func__", None) for name in ("decode", "_decode")]
-    is_plain = own == [PreTrainedTokenizerFast.decode, PreTrainedTokenizerFast._decode]
-    return tokenizer.backend_tokenizer if is_plain else None
+    for name in ("decode", "_decode"):
+        own = getattr(getattr(tokenizer, name, None), "__func__", None)
+        if own is None or own is not getattr(PreTrainedTokenizerFast, name, None):
+            return None
+    return tokenizer.backend_tokenizer
 
 
 def answer_text(
