@@ -95,9 +95,8 @@ def _shared_secret(shared: Path, disk: Path, *, may_write: bool, warns: bool) ->
 
 def _secret_or_random(folder: Path, *, may_make: bool, warns: bool) -> bytes:
     """The folder's secret; if it can be neither read nor made, a random one and a warning: tiers go on without."""
-    secret = secrets.token_bytes(_NUM_BYTES)
     try:
-        return namespace_secret(folder, may_make, initial=secret)  # if it fails once it is made, it is this one
+        return namespace_secret(folder, may_make)
     except OSError as error:
         effect = (
             "blocks are stored under a random secret, and perhaps not found after a restart"
@@ -107,7 +106,7 @@ def _secret_or_random(folder: Path, *, may_make: bool, warns: bool) -> bytes:
         )
         if warns:
             _log.warning("the secret of namespaces in %s cannot be used: %s; %s", folder, error, effect)
-        return secret
+        return secrets.token_bytes(_NUM_BYTES)
 
 
 def namespace_secret(folder: Path, may_make: bool = True, initial: bytes | None = None) -> bytes:
@@ -158,9 +157,14 @@ def check_secret(folder: Path, secret: bytes) -> None:
 
 
 def _make(path: Path, secret: bytes) -> None:
-    """`_write` into a folder that is made if it is not there."""
+    """`_write` into a folder that is made if it is not there. What is written then counts, even if it cannot be synced."""
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    _write(path, secret)
+    try:
+        _write(path, secret)
+    except OSError as error:
+        if not _is_made(path):
+            raise
+        _log.info("%s; a power cut may take %s away", error, path)
 
 
 def _write(path: Path, secret: bytes) -> None:

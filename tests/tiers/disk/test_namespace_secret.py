@@ -15,7 +15,7 @@ import pytest
 from support.faulty_os import disconnected
 
 from radixkv.tiers.disk import namespace_secret
-from radixkv.tiers.disk.namespace_secret import find_secret
+from radixkv.tiers.disk.namespace_secret import find_secret, keep_secret
 
 
 def secret(disk: Path | None, shared: Path | None, *, read_only: bool = False) -> bytes:
@@ -151,10 +151,16 @@ def test_a_secret_that_another_process_made_first_needs_no_lock(tmp_path: Path) 
         assert secret(None, tmp_path) == first
 
 
+@pytest.mark.parametrize(("has_disk", "has_shared"), [(True, False), (False, True), (True, True)])
 def test_a_secret_that_is_made_although_its_folder_cannot_be_synced_is_in_use(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    has_disk: bool,
+    has_shared: bool,
 ) -> None:
     """Another one was used until the next start, and nothing was stored."""
+    disk, shared = (tmp_path / "disk" if has_disk else None), (tmp_path / "shared" if has_shared else None)
     sync = namespace_secret.sync
 
     def sync_file(path: Path) -> None:
@@ -163,7 +169,15 @@ def test_a_secret_that_is_made_although_its_folder_cannot_be_synced_is_in_use(
         sync(path)
 
     monkeypatch.setattr(namespace_secret, "sync", sync_file)
-    assert secret(tmp_path, None) == (tmp_path / "namespaces.secret").read_bytes()
+    with caplog.at_level(logging.WARNING):
+        first = secret(disk, shared)
+    assert [path.read_bytes() for path in tmp_path.glob("*/namespaces.secret")] == [first]
+    assert secret(disk, shared) == first
+    for folder in (disk, shared):
+        if folder is not None:
+            (folder / "namespaces.secret").unlink(missing_ok=True)
+            keep_secret(folder, first)
+    assert not caplog.records
 
 
 def test_a_disk_has_its_own_where_the_shared_folder_was_never_there(tmp_path: Path) -> None:
