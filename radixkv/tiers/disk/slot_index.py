@@ -97,8 +97,9 @@ class SlotIndex:
     def __init__(self, folder: Path, *, writable: bool) -> None:
         self._path = folder / _NAME
         self._log_path = folder / f"{_NAME}-wal"
-        if self._path.is_fifo():  # to open it would block
-            raise sqlite3.DatabaseError("a FIFO is in its place")
+        for path in (self._path, folder / f"{_NAME}-journal"):
+            if path.is_fifo():  # SQLite would block
+                raise sqlite3.DatabaseError(f"a FIFO is in the place of {path.name}")
         if writable:
             with open(self._path, "ab", opener=open_private):  # SQLite gives its other files the mode of this one
                 pass
@@ -232,7 +233,7 @@ class SlotIndex:
     @staticmethod
     def remove(folder: Path) -> None:
         """Remove a damaged index; the blocks in the slots are lost."""
-        for ending in ("", "-wal", "-shm"):
+        for ending in ("", "-journal", "-wal", "-shm"):
             (folder / f"{_NAME}{ending}").unlink(missing_ok=True)
 
     def _open(self, writable: bool) -> None:
