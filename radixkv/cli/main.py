@@ -99,10 +99,10 @@ def main() -> None:
     try:
         try:
             app()
-        finally:
-            if sys.stdout is not None:
-                sys.stdout.flush()
-    except SystemExit as end:  # Typer and rich end the program themselves
+        except SystemExit:  # Typer and rich end the program themselves
+            _flush_output()
+            raise
+    except SystemExit as end:
         raise SystemExit(_UNREAD if isinstance(end.__context__, BrokenPipeError) else end.code) from None
     except BrokenPipeError:
         discard_output()
@@ -123,4 +123,13 @@ def _fail(error: Exception) -> None:
     if isinstance(error, OSError) and error.filename is not None and error.filename2 is None:
         words = f"{error.filename}: {error.strerror}"
     print(f"radixkv: {words}", file=sys.stderr)
+    try:
+        _flush_output()
+    except OSError:  # Python would try again at its end, and take the failure of that for the program's
+        discard_output()
     raise SystemExit(1) from None
+
+
+def _flush_output() -> None:
+    if sys.stdout is not None:
+        sys.stdout.flush()

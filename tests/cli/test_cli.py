@@ -369,6 +369,27 @@ def test_a_command_ends_without_a_message_when_the_reader_of_a_pipe_leaves(
     assert (end.value.code, err.getvalue()) == (128 + signal.SIGPIPE, "")
 
 
+def test_an_error_is_reported_although_nobody_reads_what_was_written_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The command ended as if nothing but the reader was wrong."""
+
+    def fail() -> None:
+        print("a line")
+        raise ValueError("it went wrong")
+
+    monkeypatch.setattr(sys.modules[main.__module__], "app", fail)
+    reader, writer = os.pipe()
+    os.close(reader)
+    err = io.StringIO()
+    with (
+        open(writer, "w") as out,
+        contextlib.redirect_stdout(out),
+        contextlib.redirect_stderr(err),
+        pytest.raises(SystemExit) as end,
+    ):
+        main()
+    assert (end.value.code, err.getvalue()) == (1, "radixkv: it went wrong\n")
+
+
 @pytest.mark.parametrize("variable", ["1", ""])
 def test_where_no_colour_is_wanted_nothing_is_written_but_text(variable: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The cursor was moved all the same."""
