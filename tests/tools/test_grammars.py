@@ -322,10 +322,10 @@ OPTIONAL_TEXTS: list[dict[str, Any]] = [
 NODE = {"type": "object", "properties": {"next": {"$ref": "#/$defs/Node"}}}
 
 
-def with_value(name: str, schema: dict[str, Any]) -> tuple[AnswerForm, Grammar]:
+def with_value(name: str, schema: Any, *, strict: bool = False) -> tuple[AnswerForm, Grammar]:
     """For a tool ``f`` whose one argument ``value`` has this schema, in this form."""
-    parameters = {"properties": {"value": schema}, "$defs": {"Text": {"type": "string"}, "Node": NODE}}
-    tool = {"type": "function", "function": {"name": "f", "parameters": parameters}}
+    parameters = {"properties": {"value": schema}, "$defs": {"Text": {"type": "string"}, "Node": NODE, "Any": {}}}
+    tool = {"type": "function", "function": {"name": "f", "strict": strict, "parameters": parameters}}
     tokenizer = make_tokenizer(TEMPLATES[name])
     form = ChatFormat.of(tokenizer).answer_form("", options("required", tools=[tool]))
     assert form is not None
@@ -352,6 +352,24 @@ def test_text_that_is_json_of_another_kind_is_that_value(name: str) -> None:
         text = form.format.calls.write_calls([("f", {"value": value})])
         assert grammar.accepts(text)
         assert functions(read(form, text)) == [("f", {"value": value})]
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [{}, {"description": "Any."}, True, {"anyOf": [{}, {"type": "null"}], "default": None}, {"$ref": "#/$defs/Any"}],
+)
+@pytest.mark.parametrize("name", ["qwen3_coder", "glm", "minimax", "minimax_m3"])
+def test_where_any_value_is_allowed_a_string_is_text_and_all_else_json(name: str, schema: Any) -> None:
+    """A string could only be written in quotes, as these models do not write it."""
+    form, grammar = with_value(name, schema, strict=True)
+    for value in ("text", "Rome\nItaly", '"quoted"', "", "{x", "NaN", 1.5, None, True):
+        text = form.format.calls.write_calls([("f", {"value": value})])
+        assert grammar.accepts(text)
+        for pieces in ([text], text):
+            assert functions(read(form, pieces)) == [("f", {"value": value})]
+    text = form.format.calls.write_calls([("f", {"value": '{"a": ["b", 1]}'})])
+    assert grammar.accepts(text)
+    assert functions(read(form, text)) == [("f", {"value": {"a": ["b", 1]}})]
 
 
 @pytest.mark.parametrize(

@@ -254,11 +254,15 @@ def test_of_several_kinds_of_objects_each_is_read_as_it_is_described(name: str, 
         assert functions(read(form, text)) == [("send", arguments)]
 
 
-def test_where_it_does_not_such_a_value_is_json() -> None:
-    form, tokenizer = form_for("minimax_m3", {"properties": {"value": {}}})
+def test_where_it_does_not_such_a_value_is_json_or_text() -> None:
+    form, tokenizer = form_for("minimax_m3", {"properties": {"value": {}, "list": {"type": "array", "items": {}}}})
     text = ']m[<tool_call>\n]m[<invoke name="send">]m[<value>{"a": ["b", 1]}]m[</value>]m[</invoke>\n]m[</tool_call>'
     assert Grammar(form, tokenizer).accepts(text)
     assert functions(read(form, text)) == [("send", {"value": {"a": ["b", 1]}})]
+    arguments = {"value": "b c", "list": ["b c", 1, '"d"']}
+    text = calls_of("minimax_m3").write_calls([("send", arguments)])
+    assert Grammar(form, tokenizer).accepts(text)
+    assert functions(read(form, text)) == [("send", arguments)]
 
 
 def test_an_object_that_has_itself_within_it_is_any_object_there() -> None:

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from types import MappingProxyType
 from typing import Any
 
 from radixkv.tools.definitions import Tool
 from radixkv.tools.formats.base import json_text
-from radixkv.tools.formats.schema_kinds import SchemaKinds, is_string
+from radixkv.tools.formats.schema_kinds import ANY_STRING, SchemaKinds, is_string
 from radixkv.tools.grammar import GrammarWriter
 from radixkv.tools.pieces import ToolCallArguments, ToolCallBegin
 from radixkv.tools.schema_values import is_of_type, named_values
 
-# The schema of a required argument that is not described; it is read as text.
-_ANY_STRING = MappingProxyType({"type": "string"})
 # Constraints of strings that cannot be enforced on their plain text; lengths can where the values are named.
 _STRING_CONSTRAINTS = frozenset("pattern format minLength maxLength allOf anyOf oneOf not if".split())
 _LENGTHS = frozenset({"minLength", "maxLength"})
@@ -23,13 +20,16 @@ _DEFINITIONS = ("$defs", "definitions")
 
 
 def described_properties(schema: Mapping[str, Any]) -> dict[str, Any]:
-    """The schema of each property of an object, those included that are required and described by no name of their own."""
+    """The schema of each property of an object, those included that are required and described by no name of their own.
+
+    Of these, one that is not described at all is text.
+    """
     properties, others = schema["properties"], schema.get("additionalProperties")
     required = schema.get("required", ())
     undescribed = [key for key in required if isinstance(key, str) and key not in properties]
     return {
         **properties,
-        **dict.fromkeys(undescribed, others if isinstance(others, Mapping) and others else _ANY_STRING),
+        **dict.fromkeys(undescribed, others if isinstance(others, Mapping) and others else ANY_STRING),
     }
 
 
@@ -103,7 +103,7 @@ class ArgumentsAsJson:
     def add(self, key: str, text: str) -> ToolCallArguments:
         """The next argument, with the text of its value."""
         schema = self._properties.get(key)
-        return self.add_json(key, json_text(text) if schema is None else as_json(text, self._kinds.of(schema)))
+        return self.add_json(key, json_text(text) if schema is None else as_json(text, self._kinds.with_text(schema)))
 
     def add_json(self, key: str, value: str) -> ToolCallArguments:
         """The next argument, with its value as JSON text."""

@@ -9,7 +9,14 @@ from radixkv.tools.closed_schema import ANNOTATIONS
 from radixkv.tools.definitions import Tool
 from radixkv.tools.formats.argument_values import described_properties, value_before
 from radixkv.tools.formats.element_syntax import KEY, Members, Nested, ValueFrames
-from radixkv.tools.formats.schema_kinds import SchemaKinds, is_string, names_kind, names_members
+from radixkv.tools.formats.schema_kinds import (
+    ANY_STRING,
+    SchemaKinds,
+    allows_any_value,
+    is_string,
+    names_kind,
+    names_members,
+)
 from radixkv.tools.grammar import GrammarWriter, escaped
 
 _OF_VALUES = frozenset({"type", *ANNOTATIONS})
@@ -51,22 +58,27 @@ class ElementGrammar:
     def _valued(self, before: str, frames: ValueFrames, schema: Any, rule: str, key: str) -> str:
         """An expression for a value in its frame, of each kind that the schema allows."""
         parts = []
-        for index, kind in enumerate(self._kinds_of(schema)):
+        for index, kind in enumerate(self._kinds_of(schema, frames)):
             frame = frames.strings if is_string(kind) else frames.others
             begin = self._writer.literal(f"{before}{frame.begin}")
             parts.append(f"{begin} {self._value(kind, f'{rule}_{index}', frame.end.replace(KEY, key))}")
         return " | ".join(parts)
 
-    def _kinds_of(self, schema: Any) -> Sequence[Any]:
+    def _kinds_of(self, schema: Any, frames: ValueFrames) -> Sequence[Any]:
         if not self._syntax.splits_kinds:
             return self._kinds.text_apart(schema)
-        return [each for kind in self._kinds.of(schema) for each in self._any_of(kind)]
+        return [each for kind in self._kinds.of(schema) for each in self._any_of(kind, frames)]
 
-    def _any_of(self, kind: Any) -> Sequence[Any]:
-        """The kinds of a value whose kind is not named: JSON, where a value does not show it or the schema says more."""
-        if names_kind(kind) or not self._syntax.shows_kinds:
+    def _any_of(self, kind: Any, frames: ValueFrames) -> Sequence[Any]:
+        """The kinds of a value whose kind is not named.
+
+        Where a value does not show it, that is text if any value is allowed; else JSON, as where the schema says more.
+        """
+        if names_kind(kind):
             return [kind]
-        if isinstance(kind, Mapping) and not set(kind) <= ANNOTATIONS:
+        if not self._syntax.shows_kinds:
+            return [ANY_STRING] if allows_any_value(kind) and not frames.distinguish_strings else [kind]
+        if isinstance(kind, Mapping) and not allows_any_value(kind):
             if self._syntax.nested is None:
                 return [kind]
             self._check(kind, ANNOTATIONS)

@@ -89,7 +89,7 @@ class _Reader:
     def _value(self, found: ValueFrame, frames: ValueFrames, schema: Any, key: str) -> Parsing[str]:
         """A value, after the beginning of the frame that was found, and the end of its frame."""
         source, nested = self._source, self._syntax.nested
-        kinds = self._kinds.of(schema)
+        kinds = (self._kinds.of if frames.distinguish_strings else self._kinds.with_text)(schema)
         # Where frames begin alike, the schema decides whether the value is a string.
         is_text = found is frames.strings if frames.distinguish_strings else all(map(is_string, kinds))
         end = (frames.strings if is_text else frames.others).end.replace(KEY, key)

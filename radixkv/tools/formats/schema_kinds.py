@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 from radixkv.tools.closed_schema import ANNOTATIONS
 from radixkv.tools.exclusive_schemas import exclude_each_other
 from radixkv.tools.schema_values import is_of_type, named_values
+
+# The schema of any text.
+ANY_STRING: Mapping[str, Any] = MappingProxyType({"type": "string"})
 
 
 class SchemaKinds:
@@ -46,9 +50,19 @@ class SchemaKinds:
                 return [{**schema, "enum": each} for each in ((strings,) if "type" in schema else (strings, others))]
         return [schema]
 
-    def text_apart(self, schema: Any) -> Sequence[Any]:
-        """Schemas of strings, which stand as they are, and one of all that is JSON; if there are no strings, the schema."""
+    def with_text(self, schema: Any) -> Sequence[Any]:
+        """The kinds of a schema, where a value does not show whether it is a string; any value may then be text."""
         kinds = self.of(schema)
+        return [ANY_STRING, *kinds] if any(map(allows_any_value, kinds)) else kinds
+
+    def text_apart(self, schema: Any) -> Sequence[Any]:
+        """Schemas of strings, which stand as they are, and one of all that is JSON; if there are no strings, the schema.
+
+        A schema of any value is one of strings: all JSON is among the texts.
+        """
+        kinds = self.of(schema)
+        if any(map(allows_any_value, kinds)):
+            return [ANY_STRING]
         strings = [kind for kind in kinds if is_string(kind)]
         others = [kind for kind in kinds if not is_string(kind)]
         if not strings:
@@ -80,6 +94,11 @@ def is_string(schema: Any) -> bool:
     if isinstance(values, list) and values and all(isinstance(value, str) for value in values):
         return True
     return schema.get("type") == "string" and values is None
+
+
+def allows_any_value(schema: Any) -> bool:
+    """Whether a schema says nothing about values."""
+    return schema is True or (isinstance(schema, Mapping) and set(schema) <= ANNOTATIONS)
 
 
 def names_kind(schema: Any) -> bool:
