@@ -66,7 +66,7 @@ def warm(
         from radixkv.server.run import namespaces_secret
     from radixkv.llm import LLM
 
-    tenant = tenant_of(api_key, keys_file, namespaces_secret(given, warns=False))
+    tenant = tenant_of(api_key, keys_file, namespaces_secret(given))
     with LLM(model, **given) as llm:
         prompts = read_prompts(llm, file, tenant)
         warm_prompts(llm, prompts)

@@ -63,7 +63,7 @@ def run_server(config: ServerConfig, options: LLMOptions) -> int:
         ValueError, ModelLoadError: an option is impossible, or the model cannot be loaded.
     """
     start_logging()
-    tenants = make_tenants(config, namespaces_secret(options, warns=False))
+    tenants = make_tenants(config, namespaces_secret(options))
     write_log, tracer = make_observers(config)
     # Bound before the model is loaded, so that a wrong address is refused at once; it accepts connections only later.
     with (
@@ -250,12 +250,8 @@ class _Server(uvicorn.Server):
         yield
 
 
-def namespaces_secret(options: LLMOptions, *, warns: bool = True) -> bytes | None:
+def namespaces_secret(options: LLMOptions) -> bytes | None:
     """The secret of the tenants' namespaces, where blocks outlive the process; None: a random one will do.
-
-    Args:
-        options: of an `LLM`.
-        warns: see `find_secret`; False if the `LLM` is made in this process, which warns itself.
 
     Raises:
         OSError, ValueError: see `find_secret`.
@@ -267,7 +263,6 @@ def namespaces_secret(options: LLMOptions, *, warns: bool = True) -> bytes | Non
         None if config.disk_cache is None else Path(config.disk_cache),
         config.shared_cache,
         read_only=bool(options.get("disk_cache_read_only")),
-        warns=warns,
     )
 
 

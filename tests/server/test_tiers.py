@@ -19,14 +19,13 @@ from radixkv import LLM, AsyncLLM
 from radixkv.cli.main import app
 from radixkv.cli.warm import count_stored, read_prompts, tenant_of, warm_prompts
 from radixkv.engine import kv_tiers
-from radixkv.errors import ModelLoadError
 from radixkv.llm_options import LLMOptions
 from radixkv.model.tokenizer import load_tokenizer
 from radixkv.prompts import Prompt
 from radixkv.server.access.keys import hash_of, read_keys_file
 from radixkv.server.access.tenants import Tenants
 from radixkv.server.config import ServerConfig
-from radixkv.server.run import namespaces_secret, run_server
+from radixkv.server.run import namespaces_secret
 
 pytestmark = pytest.mark.usefixtures("loads_are_worth_it")
 
@@ -185,26 +184,6 @@ def test_blocks_that_could_not_be_stored_do_not_count_as_stored(tmp_path: Path, 
         0,
         True,
     )
-
-
-def test_a_secret_that_cannot_be_used_is_left_to_the_engine_to_warn_of(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    """The same warning came twice."""
-    (tmp_path / "file").touch()
-    folder = tmp_path / "file" / "store"
-
-    def refuse(*arguments: object, **options: object) -> None:
-        raise ModelLoadError("planted")
-
-    monkeypatch.setattr("radixkv.llm.LLM", refuse)
-    result = CliRunner().invoke(app, ["warm", str(tmp_path / "file"), "--disk-cache", str(folder)])
-    assert isinstance(result.exception, ModelLoadError)
-    with pytest.raises(ModelLoadError):
-        run_server(ServerConfig(model="/no/such/model", port=0), {"disk_cache": folder})
-    assert "the secret of namespaces" not in caplog.text
-    namespaces_secret({"disk_cache": folder})
-    assert f"the secret of namespaces in {folder} cannot be used" in caplog.text
 
 
 def test_options_that_change_nothing_that_is_stored_are_none_of_the_command_s(tmp_path: Path) -> None:

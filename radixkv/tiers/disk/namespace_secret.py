@@ -33,12 +33,7 @@ def is_server(store: str) -> bool:
 
 
 def find_secret(
-    secret_file: Path | None,
-    disk_cache: Path | None,
-    shared_cache: str | None,
-    *,
-    read_only: bool = False,
-    warns: bool = True,
+    secret_file: Path | None, disk_cache: Path | None, shared_cache: str | None, *, read_only: bool = False
 ) -> bytes | None:
     """The secret for the configured tiers; None: nothing outlives the process, so none is needed.
 
@@ -48,7 +43,6 @@ def find_secret(
         shared_cache: a folder or a server. A shared folder holds its own secret, since all machines need it; one without a
             secret gets the copy that ``disk_cache`` keeps for when the shared folder is gone, or else that folder's own.
         read_only: write nothing into ``disk_cache``.
-        warns: whether to warn of a folder that holds none and takes none, for which a random one is returned.
 
     Raises:
         OSError: ``secret_file`` cannot be read.
@@ -63,13 +57,13 @@ def find_secret(
             "without, they could not find what the others computed"
         )
     if shared_cache is not None and disk_cache is not None:
-        return _shared_secret(Path(shared_cache), disk_cache, may_write=not read_only, warns=warns)
+        return _shared_secret(Path(shared_cache), disk_cache, may_write=not read_only)
     if shared_cache is not None:
-        return _secret_or_random(Path(shared_cache), may_make=True, warns=warns)
-    return None if disk_cache is None else _secret_or_random(disk_cache, may_make=not read_only, warns=warns)
+        return _secret_or_random(Path(shared_cache), may_make=True)
+    return None if disk_cache is None else _secret_or_random(disk_cache, may_make=not read_only)
 
 
-def _shared_secret(shared: Path, disk: Path, *, may_write: bool, warns: bool) -> bytes:
+def _shared_secret(shared: Path, disk: Path, *, may_write: bool) -> bytes:
     """The shared folder's secret; while that folder is gone, the disk's copy, by which the disk's blocks are still found."""
     copy = disk / _COPY_NAME
     kept = None
@@ -82,7 +76,7 @@ def _shared_secret(shared: Path, disk: Path, *, may_write: bool, warns: bool) ->
         secret = namespace_secret(shared, initial=kept)
     except OSError as error:
         _log.info("%s; using the secret of namespaces in %s", error, disk)
-        return kept or _secret_or_random(disk, may_make=may_write, warns=warns)
+        return kept or _secret_or_random(disk, may_make=may_write)
     if may_write and kept != secret:
         try:
             disk.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -93,7 +87,7 @@ def _shared_secret(shared: Path, disk: Path, *, may_write: bool, warns: bool) ->
     return secret
 
 
-def _secret_or_random(folder: Path, *, may_make: bool, warns: bool) -> bytes:
+def _secret_or_random(folder: Path, may_make: bool) -> bytes:
     """The folder's secret; if it can be neither read nor made, a random one and a warning: tiers go on without."""
     try:
         return namespace_secret(folder, may_make)
@@ -104,8 +98,7 @@ def _secret_or_random(folder: Path, *, may_make: bool, warns: bool) -> bytes:
             else "this process will find nothing there, even once another has made it: start again then, or name one "
             "cache_secret_file for both"
         )
-        if warns:
-            _log.warning("the secret of namespaces in %s cannot be used: %s; %s", folder, error, effect)
+        _log.warning("the secret of namespaces in %s cannot be used: %s; %s", folder, error, effect)
         return secrets.token_bytes(_NUM_BYTES)
 
 
