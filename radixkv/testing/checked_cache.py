@@ -12,6 +12,7 @@ from typing import Any, NoReturn
 
 import numpy as np
 
+from radixkv.cache.counted import counted
 from radixkv.testing.adapter import CacheAdapter
 from radixkv.testing.checked_adapter import CheckedAdapter
 from radixkv.testing.live_sequence import LiveSequence, growth_in_words, names_of
@@ -20,7 +21,6 @@ from radixkv.testing.shadow_memory import ShadowMemory, namespace_tag, next_tags
 from radixkv.testing.story import (
     Story,
     changes_in_words,
-    count_in_words,
     error_in_words,
     ids_in_words,
     sequence_names,
@@ -115,7 +115,7 @@ class CheckedCache:
     def fork(self, sequence: LiveSequence) -> LiveSequence | None:
         """A second sequence that goes on from where this one is; None where the cache has not enough blocks."""
         name = next(self._names)
-        self._story.begin(f"{name} forks from {sequence.name} at {count_in_words(sequence.length, 'token')}")
+        self._story.begin(f"{name} forks from {sequence.name} at {counted(sequence.length, 'token')}")
         before = self._state()
         handle = self._cache.fork(sequence.handle)
         if handle is None:
@@ -251,8 +251,8 @@ class CheckedCache:
 
     def _check_reads(self, sequence: LiveSequence) -> None:
         if self._cache.length(sequence.handle) != sequence.length:
-            counted = self._cache.length(sequence.handle)
-            self._fail(3, f"{sequence.name} has computed {sequence.length} tokens, and the cache says {counted}")
+            claimed = self._cache.length(sequence.handle)
+            self._fail(3, f"{sequence.name} has computed {sequence.length} tokens, and the cache says {claimed}")
         blocks, size = self._cache.blocks(sequence.handle), self.adapter.block_size
         if len(blocks) * size < sequence.length:
             self._fail(3, f"{sequence.name} has {len(blocks)} blocks for {sequence.length} tokens")
@@ -344,7 +344,7 @@ class CheckedCache:
 
     def _carry_out_copies(self) -> None:
         for copy in self._cache.take_copies():
-            copied = count_in_words(copy.num_tokens, "token")
+            copied = counted(copy.num_tokens, "token")
             self._story.go_on(f"block {copy.source} is copied to {copy.target} ({copied})")
             self._memory.copy(copy.source, copy.target, copy.num_tokens)
 
@@ -377,7 +377,7 @@ class CheckedCache:
     def _fail(self, rule: int, problem: str, cause: Exception | None = None) -> NoReturn:
         self._broken = True
         num_blocks, block_size = self.adapter.num_blocks, self.adapter.block_size
-        pool = f"{count_in_words(num_blocks, 'block')} of {count_in_words(block_size, 'token')}"
+        pool = f"{counted(num_blocks, 'block')} of {counted(block_size, 'token')}"
         raise RuleViolation(rule, problem, self._story.steps, pool) from cause
 
 

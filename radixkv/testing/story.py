@@ -7,6 +7,8 @@ import traceback
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from radixkv.cache.counted import counted
+
 # The name, the blocks and the length of a sequence; and all blocks that are free, or cached, with all sequences.
 _Sequence = tuple[str, Sequence[int], int]
 _State = tuple[Sequence[int], Sequence[int], Sequence[_Sequence]]
@@ -44,15 +46,10 @@ def sequence_names() -> Iterator[str]:
             yield f"{letter}{number or ''}"
 
 
-def count_in_words(count: int, noun: str) -> str:
-    """A number of things."""
-    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
-
-
 def tokens_in_words(tokens: Sequence[int]) -> str:
     """How many there are, and the first of them."""
     shown = " ".join(map(str, tokens[:12])) + (" ..." if len(tokens) > 12 else "")
-    return f"{count_in_words(len(tokens), 'token')} [{shown}]"
+    return f"{counted(len(tokens), 'token')} [{shown}]"
 
 
 def ids_in_words(blocks: Sequence[int]) -> str:
@@ -68,7 +65,7 @@ def changes_in_words(before: _State, after: _State) -> str:
 
 
 def _state_in_words(free: Sequence[int], cached: Sequence[int], sequences: Sequence[_Sequence]) -> list[str]:
-    each = (f"{name} {count_in_words(size, 'token')} in blocks {ids_in_words(ids)}" for name, ids, size in sequences)
+    each = (f"{name} {counted(size, 'token')} in blocks {ids_in_words(ids)}" for name, ids, size in sequences)
     return [f"free blocks {ids_in_words(free)}", f"cached blocks {ids_in_words(cached)}", *each]
 
 

@@ -108,6 +108,7 @@ def test_the_terminal_shows_the_tree_and_its_figures(snapshot: CacheSnapshot) ->
         "own blocks",
         "… and 1 more",
         "used 3 times",
+        "used 1 time ",
         "<1> <2> <3>",
         "namespace ",
     ):

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from rich.text import Text
 from rich.tree import Tree
 
+from radixkv.cache.counted import counted
 from radixkv.observe.inspect.snapshot import CacheSnapshot, NodeSummary
 from radixkv.observe.inspect.visible_text import visible
 
@@ -24,7 +25,11 @@ def size_label(node: NodeSummary) -> Text:
 def usage_label(node: NodeSummary) -> Text:
     """The same with how often the node was used."""
     style = "green" if node.uses > 1 else "dim"
-    return _sizes(node).append(f"used {node.uses} times  ", style=style).append(one_line(node.text), style="dim")
+    return (
+        _sizes(node)
+        .append(f"used {counted(node.uses, 'time')}  ", style=style)
+        .append(one_line(node.text), style="dim")
+    )
 
 
 def draw_tree(
