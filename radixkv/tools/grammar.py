@@ -18,6 +18,8 @@ from radixkv.tools.definitions import Tool
 
 # Between the elements of JSON, in all grammars. Where unlimited whitespace is allowed, small models generate nothing else.
 JSON_WHITESPACE = " ?"
+# 256 tools of a coding agent have 290,000. Compiling the worst that is allowed takes 3 s, in which others run.
+MAX_GRAMMAR_CHARACTERS = 327_680
 
 
 @dataclass(frozen=True)
@@ -51,6 +53,7 @@ class GrammarWriter:
         self._rules: dict[str, str] = {"TEXT": r"/(.|\n)*/"}
         self._before: dict[str, str] = {}  # rules of `text_before`, by their markers
         self._schemas: dict[str, Any] = {}
+        self._num_characters = 0  # of literals
 
     def frame(self, start: str) -> AnswerFrame:
         """The grammar of all rules, with this body for its start rule."""
@@ -67,8 +70,18 @@ class GrammarWriter:
         return name in self._rules
 
     def literal(self, text: str) -> str:
-        """An expression for this text, with added tokens for those parts of it that have one."""
-        return " ".join(map(self._part, filter(None, self._added.split(text)))) or '""'
+        """An expression for this text, with added tokens for those parts of it that have one.
+
+        Raises:
+            ValueError: the grammar becomes too long, as it may where each of two references leads to two, and so on.
+        """
+        expression = " ".join(map(self._part, filter(None, self._added.split(text)))) or '""'
+        self._num_characters += len(expression)
+        if self._num_characters > MAX_GRAMMAR_CHARACTERS:
+            raise ValueError(
+                f"tools: as a grammar, they have more characters than {MAX_GRAMMAR_CHARACTERS}, the maximum"
+            )
+        return expression
 
     def schema(self, tool: Tool, name: str, schema: Mapping[str, Any]) -> str:
         """An expression for the JSON that a tool's schema allows.

@@ -296,3 +296,31 @@ def test_a_malformed_part_of_a_schema_does_not_break_the_rest(name: str, schema:
     for value in ({"a": "b"}, ["a"], "a", 3):
         (call,) = read(form, calls_of(name).write_calls([("send", {"value": value})])).tool_calls
         assert call.name == "send"
+
+
+def chained(begin: Any, last: Any) -> dict[str, Any]:
+    """Definitions, each of which refers to the next one twice."""
+    names = [f"D{index}" for index in range(18)]
+    references = [{"$ref": f"#/$defs/{name}"} for name in names[1:]]
+    definitions = {name: begin(reference) for name, reference in zip(names, references, strict=False)}
+    return {"properties": {"value": {"$ref": "#/$defs/D0"}}, "$defs": {**definitions, names[-1]: last}}
+
+
+@pytest.mark.parametrize("name", [*NOTATIONS, "qwen3_coder"])
+def test_alternatives_that_are_equal_by_reference_are_written_once(name: str) -> None:
+    """They were written twice for each reference: a kilobyte of definitions took all memory."""
+    parameters = chained(lambda reference: {"anyOf": [reference, reference]}, {"type": ["string", "null"]})
+    form, _ = form_for(name, parameters)
+    frame = form.frame(content_is_constrained=False)
+    assert frame is not None
+    assert len(frame.lark) < 1000
+
+
+@pytest.mark.parametrize("name", NOTATIONS)
+def test_objects_that_are_too_many_by_reference_are_refused_before_they_are_written(name: str) -> None:
+    parameters = chained(
+        lambda reference: {"type": "object", "properties": {"a": reference, "b": reference}}, {"type": "string"}
+    )
+    form, _ = form_for(name, parameters)
+    with pytest.raises(ValueError, match="tools: as a grammar, they have more characters than 327680, the maximum"):
+        form.frame(content_is_constrained=False)

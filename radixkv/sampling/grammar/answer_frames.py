@@ -15,12 +15,9 @@ from radixkv.sampling.json_schema.prepare import (
     without_patterns,
 )
 from radixkv.sampling.json_schema.unsatisfiable import leave_out_unsatisfiable
-from radixkv.tools.grammar import AnswerFrame
+from radixkv.tools.grammar import MAX_GRAMMAR_CHARACTERS, AnswerFrame
 
 _log = logging.getLogger(__name__)
-
-# 256 tools of a coding agent have 290,000. Compiling the worst that is allowed takes 3 s, in which others run.
-_MAX_CHARACTERS = 327_680
 
 
 def frame_text(frame: AnswerFrame) -> str:
@@ -31,8 +28,10 @@ def frame_text(frame: AnswerFrame) -> str:
     """
     schemas = [{"name": name, "json_schema": _prepared(schema)} for name, schema in frame.schemas.items()]
     text = json.dumps([{"name": "answer", "lark_grammar": frame.lark}, *schemas])
-    if len(text) > _MAX_CHARACTERS:
-        raise ValueError(f"tools: they have {len(text)} characters as a grammar, expected at most {_MAX_CHARACTERS}")
+    if len(text) > MAX_GRAMMAR_CHARACTERS:
+        raise ValueError(
+            f"tools: they have {len(text)} characters as a grammar, expected at most {MAX_GRAMMAR_CHARACTERS}"
+        )
     return text
 
 

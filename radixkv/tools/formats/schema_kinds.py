@@ -23,19 +23,23 @@ class SchemaKinds:
 
     def __init__(self, parameters: Mapping[str, Any]) -> None:
         self._definitions = _definitions(parameters)
+        self._of_references: dict[str, Sequence[Any]] = {}
 
     def of(self, schema: Any) -> Sequence[Any]:
         """Schemas of one type each, which together allow what a schema allows; one that names no type stays as it is."""
         if not isinstance(schema, Mapping):
             return [schema]
         keys = set(schema) - ANNOTATIONS
-        if keys == {"$ref"} and str(schema["$ref"]) in self._definitions:
-            return self.of(self._definitions[schema["$ref"]])
+        if keys == {"$ref"} and (reference := str(schema["$ref"])) in self._definitions:
+            # Once: each of two references may lead to two, and so on.
+            if reference not in self._of_references:
+                self._of_references[reference] = self.of(self._definitions[reference])
+            return self._of_references[reference]
         for keyword in ("anyOf", "oneOf"):
             if keys == {keyword} and isinstance(schema[keyword], list) and schema[keyword]:
                 alternatives = [self.of(each) for each in schema[keyword]]
                 if keyword == "anyOf" or exclude_each_other(alternatives):
-                    return [kind for kinds in alternatives for kind in kinds]
+                    return [*{id(kind): kind for kinds in alternatives for kind in kinds}.values()]
         values = named_values(schema)
         if isinstance(schema.get("type"), list):
             kinds = [{**schema, "type": each} for each in schema["type"]]
