@@ -101,6 +101,9 @@ class ServerConfig(Config):
         for name in ("ssl_keyfile", "ssl_keyfile_password", "ssl_ca_certs", "ssl_ciphers"):
             if getattr(self, name) is not None and self.ssl_certfile is None:
                 raise ValueError(f"{name}: expected an ssl_certfile with it")
+        for name in ("host", "metrics_host"):
+            if not getattr(self, name):  # perhaps from a variable that is not set; for the system, it is any address
+                raise ValueError(f"{name}: expected an address, got ''")
         if self.metrics_port is None and self.metrics_host != type(self).model_fields["metrics_host"].default:
             raise ValueError(f"metrics_host: expected a metrics_port with it, got {self.metrics_host!r:.80} alone")
         for name in ("host", "port"):

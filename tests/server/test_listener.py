@@ -166,6 +166,13 @@ def test_an_address_of_metrics_needs_a_port() -> None:
     assert ServerConfig(metrics_host="0.0.0.0", metrics_port=0).metrics_host == "0.0.0.0"
 
 
+@pytest.mark.parametrize("name", ["host", "metrics_host"])
+def test_an_empty_address_is_refused(name: str) -> None:
+    """It was any address, which the warning that there are no keys did not say."""
+    with pytest.raises(ValueError, match=f"{name}: expected an address, got ''"):
+        ServerConfig(**{name: ""}, metrics_port=0)
+
+
 def test_connections_notice_that_the_other_end_is_gone() -> None:
     with tcp_listener("127.0.0.1", 0) as listener:
         listener.listen()
