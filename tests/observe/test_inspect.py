@@ -116,6 +116,15 @@ def test_the_terminal_shows_the_tree_and_its_figures(snapshot: CacheSnapshot) ->
     assert "secret" not in text
 
 
+def test_in_the_tree_one_is_no_plural() -> None:
+    cache = PrefixCache(40, 2)
+    leave(cache, [1, 2])
+    shown = io.StringIO()
+    Console(file=shown, width=160).print(draw(take_snapshot(cache, decode, None)))
+    _, _, tree = shown.getvalue().partition("radix tree")
+    assert "2 tokens    1 block  used 1 time  <1> <2>" in tree
+
+
 def test_control_characters_of_prompts_reach_neither_terminal_nor_picture() -> None:
     """A form feed in a prompt used to make the picture one that no viewer opens."""
     cache = PrefixCache(40, 2)

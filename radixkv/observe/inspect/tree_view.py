@@ -25,11 +25,8 @@ def size_label(node: NodeSummary) -> Text:
 def usage_label(node: NodeSummary) -> Text:
     """The same with how often the node was used."""
     style = "green" if node.uses > 1 else "dim"
-    return (
-        _sizes(node)
-        .append(f"used {counted(node.uses, 'time')}  ", style=style)
-        .append(one_line(node.text), style="dim")
-    )
+    times = counted(node.uses, "time")
+    return _sizes(node).append(f"used {times}  ", style=style).append(one_line(node.text), style="dim")
 
 
 def draw_tree(
@@ -67,4 +64,5 @@ def one_line(text: str | None) -> str:
 
 
 def _sizes(node: NodeSummary) -> Text:
-    return Text.assemble((f"{node.num_tokens:>5} tokens ", "bold"), (f"{node.num_blocks:>3} blocks  ", "cyan"))
+    tokens, blocks = counted(node.num_tokens, "token"), counted(node.num_blocks, "block")
+    return Text.assemble((f"{tokens:>13} ", "bold"), (f"{blocks:>10}  ", "cyan"))
