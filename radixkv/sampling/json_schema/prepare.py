@@ -56,6 +56,8 @@ _NOT_EXCLUSIVE = (
 )
 # Patterns that match any number of names: without an end, or with a repetition there.
 _ENDLESS = re.compile(r"(?!.*\\[zZ])[^$]*|.*(?<!\\)[+*]\$", re.DOTALL)
+# Two patterns of names that the compiler refuses.
+_OVERLAPPING = re.compile(r"patternProperty regexes /(.*)/ and /(.*)/ are not disjoint")
 # Characters, in JSON, that have no escape but their number.
 _NUMBERED = re.compile(r"\\u00[01]|\x7f")
 
@@ -186,17 +188,26 @@ def locate_refusal(schemas: Iterable[Any], message: str) -> str:
     elif found := re.search(r"Unimplemented keys: \[(.*?)\]", message):
         refused = set(re.findall(r'"(.*?)"', found[1]))
     unknown_format = re.search(r"Unknown format: (\S+)", message)
+    overlapping = _OVERLAPPING.fullmatch(message)
+    patterns = set(map(_unescaped, overlapping.groups())) if overlapping else set[str]()
     paths = [
         f"{path}/{keyword}"
         for schema in schemas
         for path, part in subschemas(schema)
         for keyword, value in part.items()
-        if keyword in refused or (unknown_format and keyword == "format" and value == unknown_format[1])
+        if keyword in refused
+        or (unknown_format and keyword == "format" and value == unknown_format[1])
+        or (patterns and keyword == "patternProperties" and patterns <= set(map(_unescaped, _names(part, keyword))))
     ]
     if not paths:
         return message
     value = f" {unknown_format[1]!r}" if unknown_format else ""
     return f"{', '.join(paths[:5])}: this{value} cannot be enforced ({message})"
+
+
+def _unescaped(pattern: str) -> str:
+    """A regular expression without the escapes of slashes that the compiler writes in messages."""
+    return pattern.replace("\\/", "/")
 
 
 def subschemas(schema: Any) -> Iterator[tuple[str, dict[str, Any]]]:

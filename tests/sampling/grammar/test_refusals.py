@@ -73,6 +73,10 @@ def test_an_object_may_have_as_many_optional_properties_as_a_schema(llm: LLM) ->
             "#/properties/a~1b/items/uniqueItems: this cannot be enforced",
         ),
         ({"json": {"anyOf": [{}, {"type": "string", "format": "iri"}]}}, "#/anyOf/1/format: this 'iri' cannot be"),
+        (
+            {"json": {"anyOf": [{}, {"patternProperties": {"^a/": {}, r"\/b$": {}}}]}},
+            "#/anyOf/1/patternProperties: this cannot be enforced (patternProperty",
+        ),
         ({"json": {"properties": {f"{number}": {} for number in range(1001)}}}, "at most 1000 properties"),
         ({"json": {"type": "object", "required": [f"{number}" for number in range(1001)]}}, "at most 1000 properties"),
         # Behind a reference to no usual place, they were not counted, and took seconds to compile.
