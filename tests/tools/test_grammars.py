@@ -337,7 +337,7 @@ def with_value(name: str, schema: Any, *, strict: bool = False) -> tuple[AnswerF
 def test_where_a_string_or_another_value_is_allowed_a_string_is_text(name: str, schema: dict[str, Any]) -> None:
     """It could only be written as JSON, in quotes, as these models do not write it."""
     form, grammar = with_value(name, schema)
-    for value in ["text", "Rome\nItaly", '"quoted" text', "[1]", "{x", "", "1.5", None]:
+    for value in ["text", "Rome\nItaly", '"quoted" text', "[1]", "{x", "", "1.5", "null\n", None]:
         text = form.format.calls.write_calls([("f", {"value": value})])
         assert grammar.accepts(text)
         for pieces in ([text], text):
@@ -362,7 +362,7 @@ def test_text_that_is_json_of_another_kind_is_that_value(name: str) -> None:
 def test_where_any_value_is_allowed_a_string_is_text_and_all_else_json(name: str, schema: Any) -> None:
     """A string could only be written in quotes, as these models do not write it."""
     form, grammar = with_value(name, schema, strict=True)
-    for value in ("text", "Rome\nItaly", '"quoted"', "", "{x", "NaN", 1.5, None, True):
+    for value in ("text", "Rome\nItaly", '"quoted"', "", "{x", "NaN", " 1", '{"a": 1}\n', 1.5, None, True):
         text = form.format.calls.write_calls([("f", {"value": value})])
         assert grammar.accepts(text)
         for pieces in ([text], text):

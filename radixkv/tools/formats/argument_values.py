@@ -12,6 +12,7 @@ from radixkv.tools.formats.schema_kinds import ANY_STRING, SchemaKinds, is_strin
 from radixkv.tools.grammar import GrammarWriter
 from radixkv.tools.pieces import ToolCallArguments, ToolCallBegin
 from radixkv.tools.schema_values import is_of_type, named_values
+from radixkv.tools.source import WHITESPACE
 
 # Constraints of strings that cannot be enforced on their plain text; lengths can where the values are named.
 _STRING_CONSTRAINTS = frozenset("pattern format minLength maxLength allOf anyOf oneOf not if".split())
@@ -119,6 +120,8 @@ class ArgumentsAsJson:
 def as_json(text: str, kinds: Sequence[Any]) -> str:
     """A value as JSON text: JSON stays as it is if it may be of one of these kinds that is not of strings; else a string.
 
+    With white space around it, it is a string if there are kinds of strings: so no other value is written.
+
     Args:
         kinds: schemas, as those of `SchemaKinds`.
     """
@@ -127,7 +130,10 @@ def as_json(text: str, kinds: Sequence[Any]) -> str:
         value = json.loads(text, parse_constant=int)  # which refuses NaN and Infinity: no JSON
     except (ValueError, RecursionError):
         return json_text(text)
-    if len(others) == len(kinds) or (not isinstance(value, str) and any(_may_be(value, kind) for kind in others)):
+    if len(others) == len(kinds):
+        return text
+    is_bare = text == text.strip(WHITESPACE)
+    if is_bare and not isinstance(value, str) and any(_may_be(value, kind) for kind in others):
         return text
     return json_text(text)
 
