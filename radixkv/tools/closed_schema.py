@@ -10,7 +10,11 @@ _COMBINING = frozenset(
     "$ref allOf anyOf oneOf not if patternProperties dependentSchemas propertyNames unevaluatedProperties".split()
 )
 # These say nothing about values: a reference or alternatives beside them still stand alone.
-ANNOTATIONS = frozenset("title description default examples deprecated $comment $defs definitions".split())
+# The last ones are OpenAPI's.
+ANNOTATIONS = frozenset(
+    "title description default examples deprecated readOnly writeOnly $comment $defs definitions "
+    "example nullable discriminator".split()
+)
 
 
 def closed_schema(schema: Mapping[str, Any]) -> dict[str, Any]:

@@ -317,7 +317,7 @@ OPTIONAL_TEXTS: list[dict[str, Any]] = [
     {"type": ["string", "null"]},
     {"type": ["integer", "string", "null"]},
     {"anyOf": [{"$ref": "#/$defs/Text"}, {"type": "null"}]},
-    {"oneOf": [{"type": "string"}, {"type": "null"}]},
+    {"oneOf": [{"type": "string"}, {"type": "null"}], "nullable": True},
 ]
 NODE = {"type": "object", "properties": {"next": {"$ref": "#/$defs/Node"}}}
 
@@ -356,7 +356,13 @@ def test_text_that_is_json_of_another_kind_is_that_value(name: str) -> None:
 
 @pytest.mark.parametrize(
     "schema",
-    [{}, {"description": "Any."}, True, {"anyOf": [{}, {"type": "null"}], "default": None}, {"$ref": "#/$defs/Any"}],
+    [
+        {},
+        {"nullable": True, "example": 3},
+        True,
+        {"anyOf": [{}, {"type": "null"}], "default": None},
+        {"$ref": "#/$defs/Any"},
+    ],
 )
 @pytest.mark.parametrize("name", ["qwen3_coder", "glm", "minimax", "minimax_m3"])
 def test_where_any_value_is_allowed_a_string_is_text_and_all_else_json(name: str, schema: Any) -> None:

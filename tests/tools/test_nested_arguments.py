@@ -246,7 +246,8 @@ def test_of_several_kinds_of_objects_each_is_read_as_it_is_described(name: str, 
         {"type": "object", "properties": {"kind": {"const": "q"}, "text": {"type": "string"}}, "required": ["kind"]},
     ]
     lists = {keyword: [{"type": "array", "items": {"type": "string"}}, {"type": "null"}]}
-    form, tokenizer = form_for(name, {"properties": {"value": {keyword: kinds}, "list": lists}}, strict=True)
+    union = {keyword: kinds, "discriminator": {"propertyName": "kind"}}
+    form, tokenizer = form_for(name, {"properties": {"value": union, "list": lists}}, strict=True)
     for value in ({"kind": "p", "at": 3}, {"kind": "q", "text": "3"}):
         arguments = {"value": value, "list": ["3"]}
         text = calls_of(name).write_calls([("send", arguments)])
