@@ -66,7 +66,7 @@ def append_token(sequence: TokenSequence, token_id: int) -> None:
     grammar = state.grammar
     if grammar is not None:
         grammar.advance(token_id)
-        if sequence.finish_reason is None and grammar.complete:
+        if grammar.complete:
             sequence.finish_reason = "stop"
     if sequence.finish_reason is None and num_new >= request.max_new_tokens:
         sequence.finish_reason = "length"

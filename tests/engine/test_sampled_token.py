@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.chat_templates import make_tokenizer
+from support.chat_templates import make_tokenizer, text_interface
 
-from radixkv import SamplingParams
+from radixkv import SamplingParams, StructuredOutputsParams
 from radixkv.engine.sampled_token import append_token, prepare_sampling
+from radixkv.sampling.grammar.compiler import GrammarCompiler
 from radixkv.scheduling.request import Request, TokenSequence
 
 TOKENIZER = make_tokenizer("")
@@ -83,6 +84,24 @@ def test_samples_are_drawn_with_their_request_s_seed_and_their_own_index(seed: i
     sequence.index = 3
     prepare_sampling(sequence, TOKENIZER)
     assert sequence.sampling.row().sample_index == 3
+
+
+def test_each_sample_ends_where_its_own_answer_satisfies_the_grammar() -> None:
+    sequence = begun(SamplingParams())
+    request = sequence.request
+    request.grammar = GrammarCompiler(text_interface("")).compile(StructuredOutputsParams(choice=["ab", "aba"]))
+    samples = [TokenSequence(request, index, [A, B]) for index in range(2)]
+    for sample in samples:
+        prepare_sampling(sample, TOKENIZER)
+        assert sample.sampling is not None
+        assert sample.sampling.needs_host
+    finish_reasons = []
+    for sample, token_ids in zip(samples, ([A, B, A], [A, B, END]), strict=True):
+        for token_id in token_ids:
+            assert sample.finish_reason is None
+            append_token(sample, token_id)
+        finish_reasons.append(sample.finish_reason)
+    assert finish_reasons == ["stop", "stop"]
 
 
 def test_where_no_text_is_wanted_or_can_be_none_is_decoded() -> None:
