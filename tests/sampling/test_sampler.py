@@ -55,6 +55,30 @@ def test_tokens_are_counted_however_many_there_are() -> None:
     assert dict(zip(ids.tolist(), times.tolist(), strict=True)) == {3: 0, 5: 0} | Counter(output[:90])
 
 
+@pytest.mark.parametrize(
+    ("options", "forbidden", "expected"),
+    [
+        ({"temperature": 0.5, "top_p": 0.9, "top_k": 3, "min_p": 0.1}, [2], [False, False, False]),
+        ({"presence_penalty": 0.5}, [], [True, True, True]),
+        ({"logit_bias": {3: 1.0}}, [], [True, True, True]),
+        ({"logprobs": 0}, [], [True, True, True]),
+        ({"min_tokens": 2}, [2], [True, True, False]),
+        ({"min_tokens": 2}, [], [False, False, False]),
+    ],
+)
+def test_a_row_is_drawn_on_the_device_where_it_depends_on_logits_alone(
+    options: dict[str, Any], forbidden: list[int], expected: list[bool]
+) -> None:
+    """Otherwise the next batch could be launched before this one's token is known to what changes the logits."""
+    params = SamplingParams(**options)
+    state = sampling_state(params, LogitChanges(params, forbidden))
+    found = []
+    for token_id in range(3):
+        found.append(state.needs_host)
+        state.output_token_ids.append(token_id)
+    assert found == expected
+
+
 def test_where_every_token_is_a_bad_word_none_is() -> None:
     params = SamplingParams(temperature=0, allowed_token_ids=[3, 4])
     state = sampling_state(params, LogitChanges(params, bad_words=[[3], [4]]))
