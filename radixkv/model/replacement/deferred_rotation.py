@@ -16,7 +16,7 @@ from torch import nn
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from radixkv.model.attention_function import OWN_NAMES
-from radixkv.model.replacement.attention_parts import attention_parts
+from radixkv.model.replacement.attention_parts import AttentionParts, attention_parts
 from radixkv.model.replacement.equivalence import error_in_tolerances
 from radixkv.model.replacement.probe import probe_attention, record_calls
 from radixkv.model.replacement.replace_modules import replace_modules
@@ -26,7 +26,8 @@ class DeferredRotation(nn.Module):
     """Projects and norms; its attention function gets cosines and sines as ``rotary``, and query and key as they are.
 
     Args:
-        attention: what it replaces, whose parts it takes over, and of which `is_candidate` holds.
+        attention: what it replaces, whose parts it takes over.
+        parts: those that it computes with.
         options: those of `radixkv.model.attention_function.OPTIONS` that the module gives its attention function.
 
     Attributes:
@@ -41,18 +42,12 @@ class DeferredRotation(nn.Module):
     q_norm: nn.Module
     k_norm: nn.Module
 
-    def __init__(self, attention: nn.Module, options: dict[str, Any]) -> None:
+    def __init__(self, attention: nn.Module, parts: AttentionParts, options: dict[str, Any]) -> None:
         super().__init__()
         for name, part in attention.named_children():
             self.add_module(name, part)
-        parts = attention_parts(attention)
-        assert parts is not None
-        query, key, _, _ = parts.projections
         self.layer_idx, self.head_dim = parts.layer_idx, parts.head_dim
         self.config: Any = attention.config
-        # What transformers' own attention functions read of a module.
-        self.num_key_value_groups = query.out_features // key.out_features
-        self.is_causal = getattr(attention, "is_causal", True)
         self.options = options
         self.rotate_first = True
         self.rotary_dim = 0
@@ -103,32 +98,16 @@ def _rotated(heads: torch.Tensor, cosines: torch.Tensor, sines: torch.Tensor) ->
     return torch.cat((rotated.to(heads.dtype), heads[..., rotary_dim:]), -1)
 
 
-def is_candidate(module: nn.Module) -> bool:
-    """Whether the module has the parts that `DeferredRotation` computes with, and no others with parameters."""
-    parts = attention_parts(module)
-    if parts is None or isinstance(module, DeferredRotation):
-        return False
-    if not all(isinstance(part, nn.Linear) for part in parts.projections):
-        return False
-    query, key, value, _ = (linear.out_features for linear in parts.projections)
-    return (
-        all(size % parts.head_dim == 0 for size in (query, key, value))
-        and key == value
-        and query % key == 0
-        and parts.projections[-1].in_features == query
-    )
-
-
 def defer_rotation(model: transformers.PreTrainedModel) -> int:
     """Replace the attention layers that `DeferredRotation` gives the same results as; returns how many those are."""
     deferred: dict[nn.Module, DeferredRotation] = {}
     with torch.inference_mode(), probe_attention(model) as probe:
         record_calls(model, probe)
         for module in probe.calls:
-            options = probe.options.get(getattr(module, "layer_idx", -1))
-            if options is not None and is_candidate(module):
-                candidate = DeferredRotation(module, options)
-                if error_in_tolerances(candidate, module, probe) <= 1 and candidate.rotary_dim % 2 == 0:
+            parts = attention_parts(module)
+            if parts is not None and parts.layer_idx in probe.options and not isinstance(module, DeferredRotation):
+                candidate = DeferredRotation(module, parts, probe.options[parts.layer_idx])
+                if error_in_tolerances(candidate, module, probe) <= 1:
                     deferred[module] = candidate
     replace_modules(model, deferred)
     return len(deferred)
