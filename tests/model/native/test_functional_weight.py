@@ -47,7 +47,7 @@ def test_a_row_has_the_same_bits_beside_others(variant: str, dtype: torch.dtype,
 
 
 def test_elsewhere_it_is_a_tensor_like_any() -> None:
-    router = Router()
+    router = Router(has_bias=True)
     plain = router.weight.clone()
     replace_functional_weights(router)
     weight = router.weight
@@ -60,6 +60,7 @@ def test_elsewhere_it_is_a_tensor_like_any() -> None:
     # Of another type than the input's, and with a bias that is not the module's.
     other = torch.ones(32)
     x = torch.randn(5, 256)
+    torch.testing.assert_close(router(x), functional.linear(x, plain, router.bias))
     torch.testing.assert_close(functional.linear(x, weight, other), functional.linear(x, plain) + 1)
     with pytest.raises(RuntimeError, match="dtype"):
         functional.linear(x.double(), weight)

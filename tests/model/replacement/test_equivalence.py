@@ -34,3 +34,25 @@ def test_queries_that_compare_with_nothing_are_no_equal_ones(factor: float, orig
     replaced = _Attending(probe, original)
     probe.calls[replaced] = (torch.ones(1, 5, 8),), {}
     assert error_in_tolerances(_Attending(probe, factor), replaced, probe) == error
+
+
+class _Halves(nn.Module):
+    """Sums of pairs of numbers, times a factor, in a type of its own."""
+
+    def __init__(self, factor: float, dtype: torch.dtype) -> None:
+        super().__init__()
+        self._factor, self._dtype = factor, dtype
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return (x.float().unflatten(-1, (-1, 2)).sum(-1) * self._factor).to(self._dtype)
+
+
+@pytest.mark.parametrize(
+    ("factor", "dtype", "fits"),
+    [(1.0, torch.bfloat16, True), (1.02, torch.bfloat16, False), (1.0, torch.float32, False)],
+)
+def test_results_of_another_size_or_type_are_no_equal_ones(factor: float, dtype: torch.dtype, fits: bool) -> None:
+    """Rounding to bfloat16 may hide either. Like a projection's, these results have not the input's shape."""
+    original, probe = _Halves(1.0, dtype), Probe()
+    probe.calls[original] = (torch.ones(1, 5, 256, dtype=torch.bfloat16),), {}
+    assert (error_in_tolerances(_Halves(factor, torch.bfloat16), original, probe) <= 1) is fits

@@ -118,21 +118,27 @@ def test_what_is_tied_and_stored_twice_is_compared_a_few_rows_at_a_time(
     assert not files.is_stored_as("codes", "ones")
 
 
-@pytest.mark.parametrize("beside", ["model.safetensors.index.json", "pytorch_model.bin"])
+@pytest.mark.parametrize(
+    "beside", ["model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json"]
+)
 def test_of_several_checkpoints_in_a_folder_the_one_that_transformers_loads_is_read(
     beside: str, tmp_path: Path
 ) -> None:
     """Old shards used to be read instead of the file that fine-tuning had written, and averages instead of the weights."""
     wanted, other = build("llama", {}, seed=1), build("llama", {}, seed=2)
     wanted.save_pretrained(tmp_path)
-    if beside == "pytorch_model.bin":
+    if beside.startswith("pytorch_model.bin"):
         (tmp_path / "model.safetensors").unlink()
-        torch.save(wanted.state_dict(), tmp_path / beside)
+        torch.save(wanted.state_dict(), tmp_path / "pytorch_model.bin")
+        if beside.endswith(".json"):
+            (tmp_path / "pytorch_model.bin").rename(tmp_path / "shard.bin")
+            weight_map = dict.fromkeys(wanted.state_dict(), "shard.bin")
+            (tmp_path / beside).write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
         save_file(other.state_dict(), tmp_path / "ema.safetensors", {"format": "pt"})
     else:
         save_file(other.state_dict(), tmp_path / "model-00001-of-00001.safetensors", {"format": "pt"})
         weight_map = dict.fromkeys(other.state_dict(), "model-00001-of-00001.safetensors")
-        (tmp_path / beside).write_text(json.dumps({"weight_map": weight_map}))
+        (tmp_path / beside).write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
     model, deferred = read_checkpoint(tmp_path, "a model", torch.float32, torch.device("cpu"), True)
     if deferred is not None:
         deferred.fill(model)
