@@ -9,6 +9,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from multiprocessing.reduction import ForkingPickler
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from support.forked_child import refusals_in_a_fork
@@ -188,6 +189,25 @@ def test_a_tenant_is_charged_once_for_each_token_of_its_samples_and_beams(
     assert len(first_token_times) == 1
     assert engine.scheduler.shares.counter("t") == 3 * COMPUTED_TOKEN_COST + 3 * 5 * GENERATED_TOKEN_COST
     finish(engine)
+
+
+def test_beams_stay_cached_to_their_last_computed_token() -> None:
+    llm = tiny()
+    (found,) = llm.beam_search({"prompt_token_ids": [3, 4, 5, 6, 7]}, BeamSearchParams(3, 5, ignore_eos=True))
+    best = found.sequences[0].tokens
+    (output,) = llm.generate({"prompt_token_ids": best}, GREEDY, use_tqdm=False)
+    assert output.num_cached_tokens == len(best) - 1
+
+
+def test_what_is_queued_for_tiers_has_some_seconds_however_short_the_grace_period(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    engine, open_cache = tiny().engine, Mock()
+    with monkeypatch.context() as patch:
+        patch.setattr(engine, "_open_cache", open_cache)
+        engine.close()
+        engine.close(60.0)
+    assert [call.args for call in open_cache.close.call_args_list] == [(engine_module._QUEUE_SECONDS,), (60.0,)]
 
 
 def test_what_fails_in_a_step_without_requests_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
