@@ -112,7 +112,7 @@ class OutputProcessor:
                 processed.num_right += self._append_drawn(sequence, host_tokens[drawn.start : drawn.stop], draft)
             else:
                 append_token(sequence, token_ids[drawn.start])
-            if sequence.num_placeholders or sequence.num_computed == sequence.num_known_tokens:
+            if sequence.num_computed == sequence.num_known_tokens:
                 # The following batch has computed this token, without its id being known on the host.
                 self._blocks.publish_at_block_boundary(sequence)
             if request.metrics.first_token_time is None:
