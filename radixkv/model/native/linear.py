@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from radixkv.model.native.weights import WeightKeeper, make_weight
-from radixkv.model.replacement.replace_modules import is_unchanged
+from radixkv.model.replacement.replace_modules import is_plain_linear
 from radixkv_cpu import is_packable
 
 
@@ -35,5 +35,5 @@ class NativeLinear(nn.Module):
 
 
 def is_replaceable(module: nn.Module) -> bool:
-    """Subclasses may compute something else; only `nn.Linear` itself is replaced."""
-    return type(module) is nn.Linear and is_unchanged(module) and is_packable(module.weight)
+    """Whether a module is one that a `NativeLinear` can stand in for."""
+    return is_plain_linear(module) and is_packable(module.weight)

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from radixkv.model.replacement.replace_modules import is_unchanged, replace_modules
+from radixkv.model.replacement.replace_modules import is_plain_linear, replace_modules
 from radixkv.model.replacement.shared_input import FusedProduct, concatenated_bias, groups_by_input
 
 
@@ -64,8 +64,7 @@ def merge_linears(model: nn.Module, run_once: Callable[[], object]) -> int:
     Args:
         run_once: runs the model on any input.
     """
-    # Subclasses may compute something else; only nn.Linear itself is replaced.
-    linears = [module for module in model.modules() if type(module) is nn.Linear and is_unchanged(module)]
+    linears = [module for module in model.modules() if is_plain_linear(module)]
     merged: dict[nn.Module, MergedLinear] = {}
     with torch.no_grad():
         for group in groups_by_input(model, linears, run_once):

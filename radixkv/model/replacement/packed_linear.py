@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import nn
 
-from radixkv.model.replacement.replace_modules import is_unchanged, replace_modules
+from radixkv.model.replacement.replace_modules import is_plain_linear, replace_modules
 from radixkv.model.replacement.shared_input import FusedProduct, concatenated_bias, groups_by_input
 
 # Linears are fused up to this many output features per input feature.
@@ -72,9 +72,10 @@ def _(x: torch.Tensor, packed: torch.Tensor, bias: torch.Tensor | None, out_feat
 
 
 def pack_linears(model: nn.Module, run_once: Callable[[], object]) -> int:
-    """Replace every `nn.Linear` on the CPU by a packed one, where torch and the processor can; returns how many.
+    """Replace every `nn.Linear` by a packed one, where torch and the processor can; returns how many.
 
     Args:
+        model: on the CPU.
         run_once: runs the model on any input, to record which layers get the same tensor. Only speed depends on it: a layer
             that is called with another input later computes its product then.
     """
@@ -83,15 +84,10 @@ def pack_linears(model: nn.Module, run_once: Callable[[], object]) -> int:
     dtypes = {torch.float32}
     if torch.ops.mkldnn._is_mkldnn_bf16_supported():
         dtypes.add(torch.bfloat16)
-    # Subclasses may compute something else; only nn.Linear itself is replaced.
     linears = [
         module
         for module in model.modules()
-        if type(module) is nn.Linear
-        and module.weight.dtype in dtypes
-        and module.weight.device.type == "cpu"
-        and module.weight.numel()
-        and is_unchanged(module)
+        if is_plain_linear(module) and module.weight.dtype in dtypes and module.weight.numel()
     ]
     if not linears:
         return 0

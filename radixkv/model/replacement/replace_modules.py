@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Mapping
-from typing import Any, NoReturn, cast
+from typing import Any, NoReturn, TypeGuard, cast
 
 import torch
 import transformers
@@ -64,6 +64,12 @@ def refuse_conversion(model: transformers.PreTrainedModel, name: str) -> None:
         return kind._apply(cast(Any, weak()), function, *args, **options)
 
     vars(model)["_apply"] = apply_if_unchanged
+
+
+def is_plain_linear(module: nn.Module) -> TypeGuard[nn.Linear]:
+    """Whether a module is an `nn.Linear` as torch defines it: subclasses, and weights of a class of their own, may compute
+    something else."""
+    return type(module) is nn.Linear and type(module.weight) is nn.Parameter and is_unchanged(module)
 
 
 def is_unchanged(module: nn.Module) -> bool:

@@ -94,11 +94,8 @@ def groups_by_input(
         del pending[linear]
         for group in reversed(reading.setdefault(id(x), [])):
             width = linear.out_features + sum(member.out_features for member in group)
-            if (
-                (group is groups[-1] or parents[group[0]] is parents[linear])
-                and group[0].weight.dtype == linear.weight.dtype
-                and width <= max_widening * linear.in_features
-            ):
+            is_near = group is groups[-1] or parents[group[0]] is parents[linear]
+            if is_near and width <= max_widening * linear.in_features:
                 group.append(linear)
                 break
         else:

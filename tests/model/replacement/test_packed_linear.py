@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from torch import nn
+from torch.testing._internal.two_tensor import TwoTensor
 
+from radixkv.model.replacement.merged_linear import merge_linears
 from radixkv.model.replacement.packed_linear import PackedLinear, pack_linears
 
 
@@ -38,6 +42,35 @@ def test_a_linear_without_outputs_stays() -> None:
         assert model(inputs).shape == (1, 5, 0)
 
 
+class Doubled(nn.Linear):
+    """Not what its class's parent computes."""
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        return 2 * super().forward(input)
+
+
+@pytest.mark.parametrize("merge", [pack_linears, merge_linears])
+def test_layers_that_may_compute_something_else_are_left_alone(
+    merge: Callable[[nn.Module, Callable[[], object]], int],
+) -> None:
+    """Of a class of their own, with a hook, or with a weight of a class of its own, as quantisation packages make them."""
+    layers = Doubled(8, 8), nn.Linear(8, 8), nn.Linear(8, 8)
+    layers[1].register_forward_hook(lambda *given: 3 * given[2])
+    weight = layers[2].weight.detach()
+    layers[2].weight = nn.Parameter(TwoTensor(weight, weight), requires_grad=False)
+    model = nn.ModuleList([*layers, nn.Linear(8, 8), nn.Linear(8, 8)])
+    x = torch.randn(1, 5, 8)
+
+    def run() -> list[torch.Tensor]:
+        return [layer(x) for layer in model]
+
+    with torch.no_grad():
+        before = run()
+        assert merge(model, run) == 2
+        assert [*model][:3] == [*layers]
+        torch.testing.assert_close(run()[:2], before[:2])
+
+
 class Attention(nn.Module):
     """Three layers with one input, one of which has no bias, and a fourth with as many features and another input."""
 
@@ -61,6 +94,7 @@ def test_linears_with_the_same_input_are_fused() -> None:
         assert model.query._product is model.key._product is model.value._product is not model.output._product
         for _ in range(2):
             torch.testing.assert_close(model(first), expected[0])
+            assert model.query._product._input is None  # a prompt's states would stay in memory
             torch.testing.assert_close(model(second), expected[1])
         # One layer is called alone, twice with the same input, and then among the others.
         for _ in range(2):
