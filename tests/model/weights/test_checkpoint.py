@@ -107,6 +107,7 @@ def test_a_damaged_checkpoint_is_refused_by_its_name(
     with pytest.raises(ModelLoadError, match=f"^{folder}: ") as error:
         load_model(checkpoint_given.model, ModelConfig(dtype="float32"), native=native)
     assert "weights_only" not in str(error.value)
+    assert name in str(error.value) or not native or path.suffix == ".bin"  # of several files, which one
 
 
 @pytest.mark.parametrize(

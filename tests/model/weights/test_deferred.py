@@ -93,6 +93,19 @@ def test_a_head_of_its_own_is_not_tied_by_a_configuration_that_says_so(tmp_path:
     assert torch.equal(model.model.embed_tokens.weight, tensors["model.embed_tokens.weight"])
 
 
+def test_what_is_tied_may_be_stored_under_its_second_name(tmp_path: Path) -> None:
+    """safetensors keeps either name of what two parameters share."""
+    original = build("llama", {"tie_word_embeddings": True})
+    original.save_pretrained(tmp_path)
+    path = tmp_path / "model.safetensors"
+    tensors = load_file(path)
+    save_file(tensors | {"lm_head.weight": tensors.pop("model.embed_tokens.weight")}, path, {"format": "pt"})
+    model, deferred = read_checkpoint(tmp_path, "a model", torch.float32, torch.device("cpu"), True)
+    if deferred is not None:
+        deferred.fill(model)
+    assert torch.equal(model.model.embed_tokens.weight, original.lm_head.weight)
+
+
 def test_what_is_tied_and_stored_twice_is_compared_a_few_rows_at_a_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
