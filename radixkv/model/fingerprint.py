@@ -10,6 +10,7 @@ from typing import Any
 import torch
 import transformers
 import xxhash
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from radixkv.model.native import weights_of
 from radixkv.model.replacement.packed_linear import PackedLinear
@@ -37,8 +38,15 @@ def model_fingerprint(
         deferred: the model's weights, where they are not in memory.
 
     Raises:
-        ValueError: the model was prepared without having been named, or has been changed since.
+        ValueError: the model was prepared without having been named, or has been changed since; or a weight is of a class of
+            its own, whose bytes are not known.
     """
+    for name, parameter in model.named_parameters():
+        if is_traceable_wrapper_subclass(parameter):
+            raise ValueError(
+                f"model: its weights cannot be named: {name}: expected a tensor of torch's own class, got a "
+                f"{type(parameter).__name__}"
+            )
     if not _is_repacked(model):
         return f"{tensors_digest(model, deferred)}:{quantization}"
     named, left = getattr(model, _ATTRIBUTE, (None, None))

@@ -10,6 +10,7 @@ import pytest
 import torch
 import transformers
 from support.model_zoo import build_shallow
+from torch.testing._internal.two_tensor import TwoTensor
 
 from radixkv import LLM
 from radixkv.engine.block_fingerprint import block_fingerprint
@@ -88,6 +89,16 @@ def test_a_model_that_is_changed_in_place_is_another_one() -> None:
     before = model_fingerprint(model, None)
     _change_a_weight(model)
     assert model_fingerprint(model, None) != before
+
+
+def test_weights_of_a_class_of_their_own_are_not_named() -> None:
+    """As quantisation packages make them: the model could not be loaded on a CPU, and torch's error did not say why."""
+    model = build_shallow("llama")
+    layer = model.model.layers[0].self_attn.q_proj
+    layer.weight = torch.nn.Parameter(TwoTensor(layer.weight.detach(), layer.weight.detach()), requires_grad=False)
+    message = r"^model: its weights cannot be named: model\.layers\.0\.self_attn\.q_proj\.weight: .* got a TwoTensor$"
+    with pytest.raises(ValueError, match=message):
+        model_fingerprint(model, None)
 
 
 def test_what_was_repacked_has_its_name_until_the_rest_of_it_is_changed(tmp_path: Path) -> None:
