@@ -203,6 +203,18 @@ def test_what_a_gpu_refuses_is_no_damage(tmp_path: Path, monkeypatch: pytest.Mon
         load_model(tmp_path, native=False)
 
 
+def test_too_little_memory_of_a_gpu_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    build("llama", SIZES).save_pretrained(tmp_path)
+
+    def move(model: object, device: torch.device) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory. Try to allocate less")
+
+    monkeypatch.setattr(transformers.PreTrainedModel, "to", move)
+    message = f"^{tmp_path}: there is too little memory for its weights: CUDA out of memory$"
+    with pytest.raises(ModelLoadError, match=message):
+        load_model(tmp_path, native=False)
+
+
 def test_what_is_wrong_with_a_damaged_file_is_not_cut_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Torch's messages begin with the check that failed, which used to be taken for the first sentence."""
     message = "[enforce fail at inline_container.cc:260] . PytorchStreamReader failed. Advice follows."
