@@ -354,6 +354,17 @@ def test_text_that_is_json_of_another_kind_is_that_value(name: str) -> None:
         assert functions(read(form, text)) == [("f", {"value": value})]
 
 
+@pytest.mark.parametrize("name", ["qwen3_coder", "glm", "minimax", "minimax_m3"])
+def test_text_that_is_true_is_not_the_number_1(name: str) -> None:
+    """Of these two, the schema has the text alone."""
+    form, grammar = with_value(name, {"anyOf": [{"type": "string"}, {"enum": [1, 0]}]})
+    for value in ("true", "false", 1, 0):
+        text = form.format.calls.write_calls([("f", {"value": value})])
+        assert grammar.accepts(text)
+        (read_value,) = (arguments["value"] for _, arguments in functions(read(form, text)))
+        assert (read_value, type(read_value)) == (value, type(value))
+
+
 @pytest.mark.parametrize(
     "schema",
     [

@@ -11,7 +11,7 @@ from radixkv.tools.formats.base import json_text
 from radixkv.tools.formats.schema_kinds import ANY_STRING, SchemaKinds, is_string
 from radixkv.tools.grammar import GrammarWriter
 from radixkv.tools.pieces import ToolCallArguments, ToolCallBegin
-from radixkv.tools.schema_values import is_of_type, named_values
+from radixkv.tools.schema_values import is_of_type, named_values, widest_type
 from radixkv.tools.source import WHITESPACE
 
 # Constraints of strings that cannot be enforced on their plain text; lengths can where the values are named.
@@ -144,5 +144,6 @@ def _may_be(value: Any, kind: Any) -> bool:
         return True
     values = named_values(kind)
     if isinstance(values, list):
-        return value in values
+        # Python's True equals 1.
+        return any(value == each and widest_type(value) == widest_type(each) for each in values)
     return "type" not in kind or is_of_type(value, kind["type"])
