@@ -22,6 +22,7 @@ PROPERTIES: dict[str, Any] = {
     "object": {"type": "object", "properties": {"a": {"type": "boolean"}}},
     "list": {"type": "array", "items": {}},
     "any": {},
+    "true": True,
     "short": {"type": "string", "maxLength": 2},
 }
 
@@ -57,6 +58,7 @@ def call_with(value: str) -> str:
         ('object={"a": true}', {"object": {"a": True}}),
         ("any=False", {"any": False}),
         ("any='a'", {"any": "a"}),
+        ("true=None", {"true": None}),
         ('list=[true, "a", True]', {"list": [True, "a", True]}),
         ('any=[{"a": 1}]', {"any": [{"a": 1}]}),
         ('short="ab"', {"short": "ab"}),

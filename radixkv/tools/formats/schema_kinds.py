@@ -28,7 +28,7 @@ class SchemaKinds:
     def of(self, schema: Any) -> Sequence[Any]:
         """Schemas of one type each, which together allow what a schema allows; one that names no type stays as it is."""
         if not isinstance(schema, Mapping):
-            return [schema]
+            return [{} if schema is True else schema]
         keys = set(schema) - ANNOTATIONS
         if keys == {"$ref"} and (reference := str(schema["$ref"])) in self._definitions:
             # Once: each of two references may lead to two, and so on.
@@ -102,7 +102,7 @@ def is_string(schema: Any) -> bool:
 
 def allows_any_value(schema: Any) -> bool:
     """Whether a schema says nothing about values."""
-    return schema is True or (isinstance(schema, Mapping) and set(schema) <= ANNOTATIONS)
+    return isinstance(schema, Mapping) and set(schema) <= ANNOTATIONS
 
 
 def names_kind(schema: Any) -> bool:
