@@ -9,6 +9,7 @@ import torch
 from support.hub_cache import Checkpoint
 from support.model_zoo import SUPPORTED, build, build_multimodal, build_supported
 from support.prompt_sets import stem_and_tails, tokens_of, tokens_of_transformers
+from torch.testing._internal.two_tensor import TwoTensor
 
 from radixkv import LLM, SamplingParams
 from radixkv.errors import UnsupportedModelError
@@ -47,6 +48,17 @@ def test_experts_of_sizes_that_torch_does_not_take_can_be_computed_by_the_models
     expected = tokens_of_transformers(model, stem_and_tails(), 4)
     prompts = [{"prompt_token_ids": prompt} for prompt in stem_and_tails()]
     assert tokens_of(LLM(model, num_blocks=50), prompts, SamplingParams(temperature=0, max_tokens=4)) == expected
+
+
+@pytest.mark.parametrize("layer", ["model.embed_tokens", "model.layers.1.input_layernorm", "model.norm", "lm_head"])
+def test_a_model_that_computes_with_tensors_of_a_class_of_their_own_is_refused(layer: str) -> None:
+    """Native code was given an address that such a tensor does not have, and the process ended."""
+    model = build_supported("llama")
+    module = model.get_submodule(layer)
+    weight = module.get_parameter("weight").detach()
+    module.weight = torch.nn.Parameter(TwoTensor(weight, weight), requires_grad=False)
+    with pytest.raises(UnsupportedModelError, match=r"^LlamaForCausalLM: expected weights .* got a TwoTensor$"):
+        LLM(model, num_blocks=50)
 
 
 def test_lack_of_memory_is_not_reported_as_a_fault_of_the_model() -> None:

@@ -10,7 +10,9 @@ from typing import Any
 import torch
 import transformers
 from torch import nn
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
+from radixkv.errors import UnsupportedModelError
 from radixkv.model.attention_function import OPTIONS, attention_by, unsupported_reason
 from radixkv.model.layer_probe import diagonal_attention, zero_attention
 from radixkv.model.model_errors import errors_of_model
@@ -91,11 +93,17 @@ def compute_a_few_tokens(model: transformers.PreTrainedModel) -> None:
     """Let a model compute tokens whose positions are as far apart as they can be.
 
     Raises:
-        UnsupportedModelError: its own code fails.
+        UnsupportedModelError: its own code fails, or computes with tensors of a class of their own.
     """
     count = len(TOKEN_SIZES)
     tokens = torch.arange(1, count + 1, device=model.device).unsqueeze(0)
     # So far apart, rotation makes a difference; and some models scale queries at far positions only.
     longest = getattr(model.config.get_text_config(), "max_position_embeddings", None) or 2**12
     with errors_of_model(model):
-        model(input_ids=tokens, position_ids=tokens * ((longest - 1) // count), use_cache=False)
+        output = model(input_ids=tokens, position_ids=tokens * ((longest - 1) // count), use_cache=False)
+        if is_traceable_wrapper_subclass(output.logits):
+            # Native code and kernels would be given an address that such a tensor does not have.
+            raise UnsupportedModelError(
+                f"{model.config.name_or_path or type(model).__name__}: expected weights that give tensors of torch's own "
+                f"class, got a {type(output.logits).__name__}"
+            )
