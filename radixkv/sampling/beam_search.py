@@ -194,7 +194,7 @@ class BeamSearch:
                 top_logprobs=top_logprobs[flat_index // per_beam],
             )
             for score, flat_index, token_id, logprob in zip(*(column.tolist() for column in columns), strict=True)
-            if score > -math.inf
+            if score != -math.inf  # NaNs stay: a model that gives them is answered, as where tokens are drawn
         ]
 
     def _can_improve(self, best_running_score: float, length: int) -> bool:

@@ -179,3 +179,10 @@ def test_more_logprobs_are_reported_than_the_search_itself_looks_at() -> None:
     for last, step in zip([0, *beam.token_ids], beam.history, strict=False):
         assert [token for token, _, _ in step.top_logprobs] == model[last].topk(6).indices.tolist()
         assert [rank for _, _, rank in step.top_logprobs] == [1, 2, 3, 4, 5, 6]
+
+
+def test_a_model_that_gives_no_numbers_is_answered() -> None:
+    """The search ended without an answer, as no other request does."""
+    params = BeamSearchParams(beam_width=2, max_tokens=3, ignore_eos=True)
+    search = run(BeamSearch(params, 3, frozenset()), torch.full((4, 4), math.nan))
+    assert [len(beam.token_ids) for beam in search.results()] == [3, 3]
