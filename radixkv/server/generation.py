@@ -250,7 +250,7 @@ class Generation:
         num_read = len(token_ids) - (stopped and token_ids[-1] in self.loaded.eos_token_ids)
         text = answer_text(self.loaded.require_tokenizer(), prompt_token_ids, token_ids[:num_read])
         if isinstance(beam.stop_reason, str):
-            text = text[: text.find(beam.stop_reason)]
+            text = text.partition(beam.stop_reason)[0]
         return CompletionOutput(
             index=index,
             text=text,
