@@ -16,6 +16,9 @@ from torch import nn
 from radixkv.memory.pages import madvise
 
 _DONT_NEED = 4  # MADV_DONTNEED
+# Sizes in smaps of what no file has: what was written, also where it was swapped out, and large pages that malloc may use,
+# which are listed as pages of a file.
+_OWN_PAGES = frozenset({"Anonymous:", "Shared_Hugetlb:", "Private_Hugetlb:", "Swap:"})
 
 _log = logging.getLogger(__name__)
 
@@ -81,15 +84,14 @@ def _files() -> Iterator[tuple[int, int]]:
 def _unwritten_files() -> Iterator[tuple[int, int]]:
     """Those of `_files` in whose place the process has no pages of its own."""
     span: tuple[int, int] | None = None
-    is_unwritten = False
     for line in _listed("smaps"):
         name, *rest = line.split(maxsplit=2)
         if not name.endswith(":"):
             span = _file_span(line)
-        elif name == "Anonymous:":
-            is_unwritten = rest[0] == "0"
-        elif name == "Swap:" and is_unwritten and rest[0] == "0" and span is not None:
-            yield span  # of what was written, nothing is in memory, and nothing was swapped out
+        elif name in _OWN_PAGES and rest[0] != "0":
+            span = None
+        elif name == "VmFlags:" and span is not None:  # the last line of a mapping
+            yield span
 
 
 def _listed(name: str) -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import logging
+import re
 from pathlib import Path
 
 import pytest
@@ -71,15 +72,17 @@ def test_pages_are_counted_only_where_weights_are_mapped(mapped: nn.Module, monk
     assert read == ["maps", "maps", "smaps"]
 
 
-def test_what_was_written_and_swapped_out_stays(mapped: nn.Module, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The process's own pages that lie in the swap are not counted as anonymous memory."""
+@pytest.mark.parametrize("pages", ["Anonymous", "Swap", "Private_Hugetlb", "Shared_Hugetlb"])
+def test_pages_of_no_file_stay(mapped: nn.Module, monkeypatch: pytest.MonkeyPatch, pages: str) -> None:
+    """What lies in the swap, or in large pages, which malloc may use, is not counted as anonymous memory."""
     read_text = Path.read_text
     smaps = Path("/proc/self/smaps").read_text()
     ((start, _),) = MappedWeights(mapped).spans
     before, own = smaps[: smaps.index(f"\n{start:x}-")], smaps[smaps.index(f"\n{start:x}-") :]
-    assert "\nSwap:                  0 kB" in own
-    swapped = before + own.replace("\nSwap:                  0 kB", "\nSwap:                  8 kB", 1)
-    monkeypatch.setattr(Path, "read_text", lambda path: swapped if path.name == "smaps" else read_text(path))
+    none = re.compile(rf"^{pages}: *0 kB$", re.MULTILINE)
+    assert none.search(own)
+    changed = before + none.sub(f"{pages}: 2048 kB", own, count=1)
+    monkeypatch.setattr(Path, "read_text", lambda path: changed if path.name == "smaps" else read_text(path))
     assert MappedWeights(mapped).spans == []
 
 
