@@ -24,6 +24,7 @@ from radixkv.model.generation_config import (
     sampling_defaults_of,
 )
 from radixkv.model.model_cache import packed_folder, quantised_folder, remove_unused
+from radixkv.model.model_errors import name_of
 from radixkv.model.native import BlockKeeper, PanelCache, Quantiser, WeightKeeper, prepare_for_cpu, weights_of
 from radixkv.model.positions.longrope import choose_factors
 from radixkv.model.positions.rotary_types import fix_dynamic
@@ -179,7 +180,7 @@ def _max_model_len(model: transformers.PreTrainedModel, name: str, asked_for: in
 
 
 def _from_memory(model: transformers.PreTrainedModel, config: ModelConfig, target: ComputeTarget) -> _Unprepared:
-    name = model.config.name_or_path or type(model).__name__
+    name = name_of(model)
     devices = {str(parameter.device) for parameter in model.parameters()}
     if len(devices) > 1 or "meta" in devices:  # accelerate leaves what it offloads there
         raise UnsupportedModelError(

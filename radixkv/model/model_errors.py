@@ -21,6 +21,12 @@ _GROUPED_HINT = (
 )
 
 
+def name_of(model: transformers.PreTrainedModel) -> str:
+    """What errors call a loaded model: where it came from, or its class."""
+    name: str = model.config.name_or_path or type(model).__name__
+    return name
+
+
 @contextmanager
 def errors_of_model(model: transformers.PreTrainedModel) -> Iterator[None]:
     """Within, a model computes a few tokens; what its code raises becomes an `UnsupportedModelError` that names it.
@@ -42,10 +48,9 @@ def errors_of_model(model: transformers.PreTrainedModel) -> Iterator[None]:
     except Exception as error:  # of any class, from code that is not ours
         if is_out_of_memory(error) or type(_innermost_module(error)).__module__.startswith("radixkv."):
             raise
-        name = model.config.name_or_path or type(model).__name__
         hint = _GROUPED_HINT if _GROUPED_SIZES in str(error) else ""
         raise UnsupportedModelError(
-            f"{name}: {type(model).__name__} cannot compute a few tokens of text alone by this configuration: "
+            f"{name_of(model)}: {type(model).__name__} cannot compute a few tokens of text alone by this configuration: "
             f"{type(error).__name__}: {one_line(str(error))}{hint}"
         ) from error
 

@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from radixkv.errors import UnsupportedModelError
 from radixkv.model.attention_function import OPTIONS, attention_by, unsupported_reason
 from radixkv.model.layer_probe import diagonal_attention, zero_attention
-from radixkv.model.model_errors import errors_of_model
+from radixkv.model.model_errors import errors_of_model, name_of
 from radixkv.model.positions.window_mask import window_of
 from radixkv.model.replacement.replace_modules import is_unchanged
 
@@ -104,6 +104,6 @@ def compute_a_few_tokens(model: transformers.PreTrainedModel) -> None:
         if is_traceable_wrapper_subclass(output.logits):
             # Native code and kernels would be given an address that such a tensor does not have.
             raise UnsupportedModelError(
-                f"{model.config.name_or_path or type(model).__name__}: expected weights that give tensors of torch's own "
-                f"class, got a {type(output.logits).__name__}"
+                f"{name_of(model)}: expected weights that give tensors of torch's own class, got a "
+                f"{type(output.logits).__name__}"
             )
