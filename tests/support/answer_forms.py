@@ -57,10 +57,16 @@ def options(choice: Any = "auto", parallel: bool = True, tools: Sequence[Any] = 
 
 
 def form_of(
-    name: str, choice: Any = "auto", *, parallel: bool = True, markers: bool = False, prompt: str = ""
+    name: str,
+    choice: Any = "auto",
+    *,
+    parallel: bool = True,
+    markers: bool = False,
+    prompt: str = "",
+    tools: Sequence[Any] = (WEATHER, NOW),
 ) -> AnswerForm:
     tokenizer = make_tokenizer(TEMPLATES[name], with_markers=markers)
-    form = ChatFormat.of(tokenizer).answer_form(prompt, options(choice, parallel))
+    form = ChatFormat.of(tokenizer).answer_form(prompt, options(choice, parallel, tools))
     assert form is not None
     return form
 
@@ -107,3 +113,9 @@ class Grammar:
         matcher = self._matcher.deep_copy()
         ids = self._tokenizer(text, add_special_tokens=False)["input_ids"]
         return matcher.try_consume_tokens(ids) == len(ids) and not matcher.is_error()
+
+
+def required_call(name: str, *tools: Any, markers: bool = True) -> tuple[AnswerForm, Grammar]:
+    """The form of answers that call one of these tools, and what it allows."""
+    form = form_of(name, "required", markers=markers, tools=tools)
+    return form, Grammar(form, make_tokenizer(TEMPLATES[name], with_markers=markers))

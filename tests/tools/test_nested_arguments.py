@@ -7,10 +7,10 @@ from functools import cache
 from typing import Any
 
 import pytest
-from support.answer_forms import Grammar, calls_of, functions, options, read
+from support.answer_forms import Grammar, calls_of, form_of, functions, read
 from support.chat_templates import TEMPLATES, make_tokenizer
 
-from radixkv.tools.chat_format import AnswerForm, ChatFormat
+from radixkv.tools.chat_format import AnswerForm
 
 NOTATIONS = ["gemma", "minimax_m3"]
 FLAGS = {"type": "array", "items": {"type": "boolean"}}
@@ -37,10 +37,7 @@ ROME, OSLO = {"street": "Via\n{Appia}, [1]", "number": 3, "flags": [True, False]
 
 def form_for(name: str, parameters: dict[str, Any], *, strict: bool = False) -> tuple[AnswerForm, Any]:
     tool = {"type": "function", "function": {"name": "send", "strict": strict, "parameters": parameters}}
-    tokenizer = make_tokenizer(TEMPLATES[name])
-    form = ChatFormat.of(tokenizer).answer_form("", options("required", tools=[tool]))
-    assert form is not None
-    return form, tokenizer
+    return form_of(name, "required", markers=True, tools=[tool]), make_tokenizer(TEMPLATES[name])
 
 
 @cache

@@ -7,7 +7,7 @@ import sys
 from typing import Any
 
 import pytest
-from support.answer_forms import CALLS, NOW, WEATHER, Grammar, form_of, functions, options, read
+from support.answer_forms import CALLS, NOW, WEATHER, Grammar, form_of, functions, options, read, required_call
 from support.chat_templates import TEMPLATES, make_tokenizer
 
 from radixkv.tools.chat_format import CALL_FORMATS, AnswerForm, ChatFormat
@@ -29,12 +29,9 @@ PROPERTIES: dict[str, Any] = {
 
 def form_with(properties: dict[str, Any]) -> tuple[AnswerForm, Grammar]:
     """A form of a tool ``f`` that takes these arguments, and its grammar."""
-    tokenizer = make_tokenizer(TEMPLATES["lfm2"])
     parameters = {"type": "object", "properties": properties}
     tool = {"type": "function", "function": {"name": "f", "parameters": parameters}}
-    form = ChatFormat.of(tokenizer).answer_form("", options("required", tools=[tool]))
-    assert form is not None
-    return form, Grammar(form, tokenizer)
+    return required_call("lfm2", tool)
 
 
 def call_with(value: str) -> str:

@@ -11,10 +11,9 @@ import jsonschema
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.answer_forms import FORMS, Grammar, calls_of, functions, options, read
-from support.chat_templates import TEMPLATES, make_tokenizer
+from support.answer_forms import FORMS, Grammar, calls_of, functions, read, required_call
 
-from radixkv.tools.chat_format import AnswerForm, ChatFormat
+from radixkv.tools.chat_format import AnswerForm
 
 PARAMETERS: dict[str, Any] = {
     "type": "object",
@@ -48,11 +47,8 @@ ARGUMENTS = st.fixed_dictionaries(
 
 @cache
 def noting(name: str) -> tuple[AnswerForm, Grammar]:
-    tokenizer = make_tokenizer(TEMPLATES[name], with_markers=False)
     tool = {"type": "function", "function": {"name": "note", "parameters": PARAMETERS}}
-    form = ChatFormat.of(tokenizer).answer_form("", options("required", tools=[tool]))
-    assert form is not None
-    return form, Grammar(form, tokenizer)
+    return required_call(name, tool, markers=False)
 
 
 @pytest.mark.parametrize("name", FORMS)
