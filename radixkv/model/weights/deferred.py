@@ -16,6 +16,7 @@ from typing import Any
 import torch
 import transformers
 from accelerate import init_empty_weights  # type: ignore[import-untyped]
+from gguf import GGMLQuantizationType
 from safetensors import SafetensorError, safe_open
 from torch import nn
 from torch.nn import functional
@@ -69,10 +70,15 @@ class BlockFile(WeightFiles):
         # Read, not mapped: pages of a mapping would count beside what is made of them.
         self._file = _open(folder / BLOCKS_FILE)
         self._names = frozenset(self._file.keys())
-        metadata = self._file.metadata() or {}
-        if "kinds" not in metadata:
-            raise SafetensorError(f"{BLOCKS_FILE}: expected the kinds of its blocks in its metadata")
-        self._kinds: dict[str, str] = json.loads(metadata["kinds"])
+        kinds = (self._file.metadata() or {}).get("kinds", "")
+        try:
+            self._kinds: dict[str, str] = {
+                name: GGMLQuantizationType[kind].name for name, kind in json.loads(kinds).items()
+            }
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            raise SafetensorError(
+                f"{BLOCKS_FILE}: expected the kinds of its blocks in its metadata ({error!r})"
+            ) from error
 
     def __contains__(self, name: str) -> bool:
         return name in self._names

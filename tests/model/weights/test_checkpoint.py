@@ -247,12 +247,21 @@ def test_a_damaged_file_of_blocks_is_refused_by_its_folder(model_cache: Path, tm
         load_model(path, ModelConfig(dtype="float32"))
 
 
-def test_a_file_of_blocks_that_does_not_say_their_kinds_is_refused_by_name(model_cache: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("written", "damaged"),
+    [(b'"kinds":', b'"kindz":'), (b"Q8_0", b"Q8_9"), (rb"{\"", rb"{\\")],
+    ids=["none", "unknown", "no JSON"],
+)
+def test_a_file_of_blocks_that_does_not_say_their_kinds_is_refused_by_name(
+    written: bytes, damaged: bytes, model_cache: Path, tmp_path: Path
+) -> None:
     """It ended with a KeyError."""
     path = tmp_path / "tiny.gguf"
     write_llama(build("llama", SIZES), path)
     blocks = ensure_converted(path, print, in_blocks=True) / BLOCKS_FILE
-    blocks.write_bytes(blocks.read_bytes().replace(b'"kinds":', b'"kindz":', 1))
+    whole = blocks.read_bytes()
+    assert written in whole
+    blocks.write_bytes(whole.replace(written, damaged, 1))
     with pytest.raises(ModelLoadError, match=f"{BLOCKS_FILE}: expected the kinds of its blocks in its metadata"):
         load_model(path, ModelConfig(dtype="float32"))
 
