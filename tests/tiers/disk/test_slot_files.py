@@ -75,6 +75,7 @@ def test_a_removed_file_is_not_made_by_reading_it(open_tier: OpenTier, tmp_path:
     tier = open_tier()
     slot_file(tmp_path).unlink()
     assert len(get(tier, KEYS[:8])) == 0
+    assert tier.stats.errors == 1
     assert not [*tmp_path.glob("store/*/blocks-*")]
     tier.close()
     tier = open_tier()
