@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import re
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from support.model_zoo import build_supported
 
 from radixkv import LLM, SamplingParams
 from radixkv.model.native import weights_of
+from radixkv.model.weights import shared as shared_weights
 from radixkv.model.weights.shared import share_weights
 from radixkv_cpu import PackedWeight, Weight, library
 
@@ -92,10 +94,28 @@ def test_the_slower_of_two_replicas_maps_the_file_that_is_there(
     assert file_of(second) == file_of(first)
 
 
-def test_weights_stay_where_no_file_can_be_written(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    (tmp_path / "file").write_text("no folder")
+def test_a_file_is_for_all_who_may_look_into_its_folder_and_marked_as_used(tmp_path: Path) -> None:
+    """Else other users' replicas have weights of their own, and what is in use is removed when it is old."""
+    tmp_path.chmod(0o755)
+    share_weights([weight()], tmp_path)
+    (path,) = tmp_path.iterdir()
+    assert path.stat().st_mode & 0o777 == 0o644
+    os.utime(path, (0, 0))
+    share_weights([weight()], tmp_path)
+    assert path.stat().st_mtime > 0
+
+
+@pytest.mark.parametrize("place", ["a file", "a disk that keeps something else"])
+def test_weights_stay_where_no_file_can_be_written(
+    place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = tmp_path / "packed"
+    if place == "a file":
+        folder.write_text("no folder")
+    else:
+        monkeypatch.setattr(shared_weights, "_write", lambda path, content: path.write_bytes(bytes(content.nbytes)))
     own = weight()
-    share_weights([own, weight()], tmp_path / "file")
+    share_weights([own, weight()], folder)
     assert file_of(own) is None
     assert [record.levelname for record in caplog.records if record.levelno >= logging.WARNING] == ["WARNING"]
     assert "this process has its own" in caplog.text
