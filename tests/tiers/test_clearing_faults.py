@@ -254,7 +254,7 @@ def test_what_was_cleared_while_the_disk_was_gone_is_not_there_when_it_is_back(
 
 @pytest.mark.parametrize("hanging", ["commit", "clear"])
 def test_clearing_does_not_wait_for_a_disk_that_hangs(
-    open_tier: OpenTier, monkeypatch: pytest.MonkeyPatch, hanging: str
+    open_tier: OpenTier, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, hanging: str
 ) -> None:
     """The engine's thread used to wait for as long as a transaction of the index hung."""
     tier = open_tier()
@@ -282,6 +282,7 @@ def test_clearing_does_not_wait_for_a_disk_that_hangs(
     answers.set()
     engine.join()
     assert not waited
+    assert "a restart before it does would find what was cleared" in caplog.text
     assert not found
     assert tier.flush(600)
     assert tier.contains_prefix(KEYS) == 0
