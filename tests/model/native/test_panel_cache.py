@@ -7,11 +7,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors import SafetensorError
 from support.model_zoo import WIDE, build
 
 from radixkv.config import ModelConfig
 from radixkv.model.loader import load_model
-from radixkv.model.native import weights_of
+from radixkv.model.native import panel_cache, weights_of
+from radixkv.model.native.panel_cache import PanelCache
 from radixkv_cpu import library, quantised
 
 pytestmark = pytest.mark.skipif(library() is None, reason="no variant of the native code runs here")
@@ -98,6 +100,24 @@ def test_a_disk_that_refuses_is_tried_once(
         panels_of(model)
     assert len(made) == 13
     assert len([record for record in caplog.records if "cannot be kept" in record.message]) == 1
+
+
+def test_a_disk_that_fills_up_keeps_no_half_of_a_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Each would stay for 90 days, on a disk that is full."""
+    cache = PanelCache(tmp_path)
+
+    def save_half(tensors: object, path: str, metadata: object) -> None:
+        Path(path).write_bytes(b"half")
+        raise SafetensorError("No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(panel_cache, "save_file", save_half)
+        cache.write("key", torch.ones(3))
+    cache.write("key", torch.ones(3))
+    assert not [*tmp_path.iterdir()]
+    assert len(caplog.records) == 1
 
 
 def test_models_in_memory_leave_nothing_on_the_disk(made: list[str], model: Path, tmp_path: Path) -> None:
