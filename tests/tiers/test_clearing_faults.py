@@ -199,6 +199,31 @@ def test_what_is_cleared_after_its_disk_came_into_place_is_cleared_there(
     assert open_tier().contains_prefix(KEYS) == 0
 
 
+def test_what_is_cleared_when_a_disk_comes_into_place_during_a_batch_is_cleared_there(
+    open_tier: OpenTier, clock: FakeClock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tier = open_tier()
+    put(tier)
+    tier.close()
+    unmount(tmp_path)
+    tier = open_tier()
+    monkeypatch.setattr(store_writer, "_CLEAR_SECONDS", 0.0)  # this thread writes, and cannot be waited for
+    write = SlotFiles.write
+
+    def mount_and_clear(*arguments: Any) -> None:
+        write(*arguments)
+        mount(tmp_path)
+        tier.clear(KEYS[0].namespace)
+
+    with mock.patch.object(SlotFiles, "write", mount_and_clear):
+        put(tier, prefix_keys("bob", 1), BLOCKS[:1])
+    clock.now += 60
+    put(tier, prefix_keys("bob", 2), BLOCKS[:1])
+    assert tier.contains_prefix(KEYS) == 0
+    tier.close()
+    assert open_tier().contains_prefix(KEYS) == 0
+
+
 def test_clearing_waits_for_a_store_that_is_being_opened(
     open_tier: OpenTier, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
