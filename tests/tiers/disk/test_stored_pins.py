@@ -154,6 +154,18 @@ def test_pins_that_change_after_a_disk_failed_are_written(open_tier: OpenTier, c
     assert open_tier().pins.waiting() == [pin("new")]
 
 
+def test_what_is_pinned_while_a_store_cannot_be_opened_is_written_at_the_end(
+    open_tier: OpenTier, tmp_path: Path
+) -> None:
+    (tmp_path / "store").write_text("no folder")
+    tier = open_tier()
+    tier.pins.add(pin("new"))
+    assert tier.flush(600)
+    (tmp_path / "store").unlink()
+    tier.close()
+    assert open_tier().pins.waiting() == [pin("new")]
+
+
 def test_what_is_pinned_after_a_clearing_that_waits_stays_pinned(
     open_tier: OpenTier, monkeypatch: pytest.MonkeyPatch
 ) -> None:
