@@ -36,6 +36,7 @@ class Reason(StrEnum):
     OTHER_NAMESPACE = "other namespace"
     READ_OFF = "reading switched off"
     LAST_TOKEN = "last token"  # the whole prompt is cached, but the last token's logits are needed
+    INSIDE_BLOCK = "inside a block"  # cached, but where the prompt leaves the block, no state is (`splits_blocks`)
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,9 +99,10 @@ def explain(
 ) -> Explanation:
     """Look an encoded prompt up, and say what would happen to each of its tokens. Changes nothing."""
     num_tokens = len(prompt) // TOKEN_BYTES
-    match = tree.match(prompt, namespace)
+    match = tree.longest_prefix(prompt, namespace)
     cached = 0 if match is None else match.num_tokens
-    reused = min(cached, num_tokens - 1) if read else 0
+    reusable = tree.match(prompt[:-TOKEN_BYTES], namespace)
+    reused = reusable.num_tokens if read and reusable is not None else 0
     computed: list[Computed] = []
     position = reused
 
@@ -111,7 +113,9 @@ def explain(
             computed.append(Computed(reason, position, stop - position, **details))
             position = stop
 
-    compute(cached, Reason.LAST_TOKEN if read else Reason.READ_OFF)
+    whole = tree.match(prompt, namespace)
+    is_whole = whole is not None and whole.num_tokens == num_tokens
+    compute(cached, Reason.READ_OFF if not read else Reason.LAST_TOKEN if is_whole else Reason.INSIDE_BLOCK)
     if evicted is not None:
         parts = evicted.covering(prompt, namespace, 0 if match is None else match.num_whole_tokens)
         for record, ends in itertools.groupby(parts, key=itemgetter(1)):

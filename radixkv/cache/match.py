@@ -56,6 +56,17 @@ class Match:
             step = step.parent
         return num_blocks
 
+    def at_block_end(self) -> Match:
+        """The longest part of the prefix that ends with a block: a whole one, or all tokens of a partly filled one."""
+        if not self.num_partial_tokens:
+            return self
+        node, before = self.node, self.node.block_bytes // TOKEN_BYTES * self.num_node_blocks
+        if self.num_node_blocks + 1 == node.num_blocks and before + self.num_partial_tokens == node.num_tokens:
+            return self
+        if not self.num_node_blocks and node.parent is not None:
+            return Match(self.num_whole_tokens, node.parent, node.parent.num_blocks)
+        return Match(self.num_whole_tokens, node, self.num_node_blocks)
+
     def path_blocks(self) -> BlockIds:
         """The ids of the prefix's whole blocks, in order."""
         last, *before = self.node.path()

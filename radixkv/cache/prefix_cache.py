@@ -51,6 +51,9 @@ class PrefixCache(CacheControl):
         remembered_blocks: how many evicted blocks are remembered by their hashes, for `explain`; by default none, and four
             times ``num_blocks`` under a policy that learns from them. It makes evicting a leaf about 5 us slower.
         events: where changes of the cache's contents are recorded, from the beginning on.
+        splits_blocks: whether the first tokens of a block may be reused without the rest, as keys and values may. Where a
+            block holds a state that all of its tokens have changed, they may not: then a cached prefix ends with a whole
+            block, or with all tokens of a partly filled one.
         observers: are notified of changes of the tree as they happen; subclasses of `radixkv.cache.observer.TreeObserver`.
         clock: seconds since any moment; must never go back.
 
@@ -71,6 +74,7 @@ class PrefixCache(CacheControl):
         *,
         max_pinned_blocks: int | None = None,
         remembered_blocks: int | None = None,
+        splits_blocks: bool = True,
         events: EventLog | None = None,
         observers: Sequence[TreeObserver] = (),
         clock: Callable[[], float] = time.monotonic,
@@ -104,7 +108,7 @@ class PrefixCache(CacheControl):
         if events is not None:
             notified.append(EventRecorder(events))
         notified += observers
-        tree = RadixTree(pool, block_size, LRU() if policy is None else policy, clock, notified)
+        tree = RadixTree(pool, block_size, LRU() if policy is None else policy, clock, notified, splits_blocks)
         store = BlockStore(pool, tree, Pins(tree, max_pinned_blocks, clock), block_size, evicted)
         super().__init__(store, clock)
         if policy is not None:

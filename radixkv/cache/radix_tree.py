@@ -59,8 +59,10 @@ class RadixTree:
         policy: EvictionPolicy,
         clock: Callable[[], float],
         observers: Sequence[TreeObserver],
+        splits_blocks: bool = True,
     ) -> None:
         self._pool = pool
+        self._splits_blocks = splits_blocks
         self._block_size = block_size
         self._block_bytes = block_size * TOKEN_BYTES
         self.policy = policy
@@ -106,7 +108,12 @@ class RadixTree:
     # -- look-up -------------------------------------------------------------------------------------------------
 
     def match(self, prompt: bytes, namespace: str) -> Match | None:
-        """The longest cached prefix of an encoded prompt; None where the namespace is empty."""
+        """The longest cached prefix of an encoded prompt that can be reused; None where the namespace is empty."""
+        longest = self.longest_prefix(prompt, namespace)
+        return longest if longest is None or self._splits_blocks else longest.at_block_end()
+
+    def longest_prefix(self, prompt: bytes, namespace: str) -> Match | None:
+        """The longest cached prefix of an encoded prompt, wherever in a block it ends; None where the namespace is empty."""
         node: Node | None = self.roots.get(namespace)
         if node is None:
             return None

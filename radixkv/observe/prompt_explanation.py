@@ -172,6 +172,11 @@ def _sentence(part: Computed) -> str:
                 f"{tokens} from {part.start} on: cached, but this request does not read the cache: that is switched off, or "
                 "log-probabilities of the prompt are wanted, for which all of it is computed"
             )
+        case Reason.INSIDE_BLOCK:
+            return (
+                f"{tokens} from {part.start} on: cached, but inside a block: recurrent layers can go on only where a block's "
+                "tokens end. A smaller block_size would reuse more"
+            )
         case Reason.LAST_TOKEN:
             return f"{tokens} from {part.start} on: all is cached; the last token is computed for its logits"
 

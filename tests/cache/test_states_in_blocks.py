@@ -1,0 +1,119 @@
+"""Blocks that also hold a state: nobody goes on from one that other tokens have changed since."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from support.cache_driver import leave
+
+from radixkv.cache import BlockTable, OutOfBlocks, PrefixCache, Reason
+
+BLOCK_SIZE = 3
+TOKENS = st.lists(st.integers(0, 1), min_size=1, max_size=10)
+
+
+class StatesInBlocks(RuleBasedStateMachine):
+    """A shadow memory: the state in a block is all the tokens that led to it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cache = PrefixCache(12, BLOCK_SIZE, splits_blocks=False)
+        self.states: dict[int, tuple[int, ...]] = {}
+        self.live: dict[BlockTable, list[int]] = {}
+
+    def copy(self) -> None:
+        for copy in self.cache.drain_copies():
+            self.states[copy.target] = self.states[copy.source]
+
+    def compute(self, table: BlockTable, tokens: list[int]) -> None:
+        """Go on from the state in the last block, and leave one in each block that is written."""
+        before = self.live[table]
+        try:
+            self.cache.reserve(table, len(before) + len(tokens))
+        except OutOfBlocks:
+            self.copy()
+            return
+        self.copy()
+        ids = table.block_ids.tolist()
+        if before:
+            assert self.states[ids[(len(before) - 1) // BLOCK_SIZE]] == tuple(before)
+        for token in tokens:
+            self.states[ids[len(before) // BLOCK_SIZE]] = (*before, token)
+            before.append(token)
+        self.cache.append(table, tokens)
+
+    @rule(prompt=TOKENS)
+    def open(self, prompt: list[int]) -> None:
+        try:
+            table = self.cache.open(prompt)
+        except OutOfBlocks:
+            return
+        self.copy()
+        assert table.num_tokens < len(prompt)
+        self.live[table] = prompt[: table.num_tokens]
+        self.compute(table, prompt[table.num_tokens :])
+
+    @precondition(lambda self: self.live)
+    @rule(data=st.data(), tokens=TOKENS)
+    def go_on(self, data: st.DataObject, tokens: list[int]) -> None:
+        self.compute(data.draw(st.sampled_from([*self.live])), tokens)
+
+    @precondition(lambda self: self.live)
+    @rule(data=st.data())
+    def fork(self, data: st.DataObject) -> None:
+        table = data.draw(st.sampled_from([*self.live]))
+        (fork,) = self.cache.fork(table)
+        self.live[fork] = [*self.live[table]]
+
+    @precondition(lambda self: self.live)
+    @rule(data=st.data(), publish=st.booleans())
+    def end(self, data: st.DataObject, publish: bool) -> None:
+        table = data.draw(st.sampled_from([*self.live]))
+        del self.live[table]
+        (self.cache.close if publish else self.cache.abort)(table)
+
+    @invariant()
+    def is_consistent(self) -> None:
+        self.cache.check()
+
+
+TestStatesInBlocks = StatesInBlocks.TestCase
+
+
+@pytest.mark.parametrize(
+    ("cached", "prompt", "num_reused"),
+    [
+        ([1, 2, 3, 4, 5, 6], [1, 2, 3, 4, 5, 6, 7], 6),
+        ([1, 2, 3, 4, 5, 6], [1, 2, 3, 4, 5, 6], 3),  # all but the last token would end inside a block
+        ([1, 2, 3, 4, 5, 6], [1, 2, 3, 4, 9], 3),
+        ([1, 2, 3, 4, 5, 6], [1, 2, 9], 0),
+        ([1, 2, 3, 4], [1, 2, 3, 4, 9], 4),  # behind all tokens of a partly filled block
+        ([1, 2, 3, 4, 5], [1, 2, 3, 4, 9], 3),
+        ([1, 2], [1, 2, 9], 2),
+        ([1, 2], [1, 9], 0),
+    ],
+)
+def test_a_prefix_that_is_reused_ends_with_a_block(cached: list[int], prompt: list[int], num_reused: int) -> None:
+    cache = PrefixCache(8, BLOCK_SIZE, splits_blocks=False)
+    leave(cache, cached)
+    assert cache.match(prompt[:-1]) == cache.explain(prompt).num_reused_tokens == num_reused
+    assert cache.demand(prompt).num_cached_tokens == num_reused
+    table = cache.open(prompt)
+    assert table.num_tokens == num_reused
+    assert [copy.num_tokens for copy in cache.drain_copies()] == [num_reused % BLOCK_SIZE] * (
+        num_reused % BLOCK_SIZE > 0
+    )
+
+
+def test_explained_are_tokens_that_are_cached_inside_a_block_and_a_last_block_that_is_computed_again() -> None:
+    cache = PrefixCache(8, BLOCK_SIZE, splits_blocks=False)
+    leave(cache, [1, 2, 3, 4, 5, 6])
+
+    def reasons(prompt: list[int]) -> list[tuple[Reason, int]]:
+        return [(part.reason, part.num_tokens) for part in cache.explain(prompt).computed]
+
+    assert reasons([1, 2, 3, 4, 5, 9, 9]) == [(Reason.INSIDE_BLOCK, 2), (Reason.NEW, 2)]
+    assert reasons([1, 2, 3, 4, 5]) == [(Reason.INSIDE_BLOCK, 2)]
+    assert reasons([1, 2, 3, 4, 5, 6]) == [(Reason.LAST_TOKEN, 3)]
+    assert [part.reason for part in cache.explain([1, 2, 3, 4], read=False).computed] == [Reason.READ_OFF]
