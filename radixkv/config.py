@@ -204,8 +204,9 @@ class SpeculativeConfig(Config):
 class EngineConfig(Config):
     """How an engine caches, schedules and computes."""
 
-    block_size: int = Field(default=16, ge=1)
-    """Tokens per block."""
+    block_size: int | None = Field(default=None, ge=1)
+    """Tokens per block. By default 16; for models with recurrent layers, up to 256, so that the states in a block do not take
+    more memory than its keys and values: these models reuse whole blocks only."""
     num_blocks: int | None = Field(default=None, ge=1)
     """Blocks for keys and values. Excludes kv_cache_memory_bytes."""
     kv_cache_memory_bytes: str | int | None = None
@@ -378,6 +379,7 @@ class ResolvedEngineConfig(EngineConfig):
 
 
 DEFAULT_CPU_POOL_BYTES = 1 << 30
+DEFAULT_BLOCK_SIZE = 16  # of models without recurrent layers
 
 DEVICE_DEFAULTS: Mapping[str, Mapping[str, Any]] = types.MappingProxyType(
     {

@@ -43,7 +43,7 @@ class ModelOptions(TypedDict, total=False):
 class EngineOptions(TypedDict, total=False):
     """The fields of `EngineConfig` for type checkers and editors."""
 
-    block_size: int
+    block_size: int | None
     num_blocks: int | None
     kv_cache_memory_bytes: str | int | None
     gpu_memory_utilization: float
@@ -80,7 +80,7 @@ class LLMOptions(ModelOptions, EngineOptions, total=False):
 LLM_OPTIONS = frozenset({*ModelConfig.model_fields, *EngineConfig.model_fields})
 
 # Options for which programs written for vLLM may pass None to mean the default.
-_NONE_IS_DEFAULT = frozenset({"attention_backend", "block_size", "enable_prefix_caching", "generation_config"})
+_NONE_IS_DEFAULT = frozenset({"attention_backend", "enable_prefix_caching", "generation_config"})
 
 
 def llm_configs(options: LLMOptions) -> tuple[ModelConfig, EngineConfig]:

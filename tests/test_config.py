@@ -58,8 +58,8 @@ def test_names_of_eviction_policies_are_those_that_exist() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"block_size": 0}, "block_size: expected a whole number of at least 1, got 0"),
-        ({"block_size": "16"}, "block_size: expected a whole number of at least 1, got '16'"),
+        ({"block_size": 0}, "block_size: expected a whole number of at least 1 or None, got 0"),
+        ({"block_size": "16"}, "block_size: expected a whole number of at least 1 or None, got '16'"),
         ({"max_num_seqs": True}, "max_num_seqs: expected a whole number of at least 1 or None, got True"),
         ({"seed": 1.5}, "seed: expected a whole number, got 1.5"),
         ({"gpu_memory_utilization": 0}, "gpu_memory_utilization: expected a number above 0 and up to 1, got 0"),

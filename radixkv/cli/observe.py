@@ -15,7 +15,7 @@ from rich.text import Text
 from radixkv.cli.consoles import PlainConsole, console_for
 from radixkv.cli.options import JsonPath, Model, is_given, variable_of, with_options_of
 from radixkv.cli.output_paths import given_path, writable, writable_plot
-from radixkv.config import EngineConfig
+from radixkv.config import DEFAULT_BLOCK_SIZE, EngineConfig
 from radixkv.observe.simulate.replicas.cost_model import CostModel
 
 if TYPE_CHECKING:
@@ -173,5 +173,6 @@ def explain(
     from radixkv.sampling.detokenizer import decode_token
 
     tokenizer = load_tokenizer(model)
-    explanation = explain_after(prompt, after, tokenizer, partial(decode_token, tokenizer), **engine_options)
+    block_size = engine_options["block_size"] or DEFAULT_BLOCK_SIZE
+    explanation = explain_after(prompt, after, tokenizer, partial(decode_token, tokenizer), block_size)
     print(json.dumps(explanation.as_dict()) if as_json else explanation)

@@ -11,6 +11,7 @@
       output_processor.py   each sequence's tokens: it continues, forks or ends; sampled_token.py, request_output.py
     what is made when an engine starts:
       needed_packages.py    those of extras, imported before a model is loaded
+      recurrent_options.py  what recurrent layers rule out
       pool_setup.py         the pool of keys and values
       open_cache.py         the cache, and its events
       open_tiers.py         the tiers below the pool, which are kv_tiers.py; block_fingerprint.py: whose blocks they may hold

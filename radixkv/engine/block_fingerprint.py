@@ -15,7 +15,7 @@ _ROWS_VERSION = 1
 def block_fingerprint(loaded: LoadedModel, pool: KVPool) -> bytes:
     """The digest of everything, besides namespace and tokens, that the bytes of a pool's blocks depend on."""
     scales = [pool.scales(layer) for layer in range(len(pool.layers))]
-    described = {
+    described: dict[str, object] = {
         "rows": _ROWS_VERSION,
         "model": loaded.fingerprint,
         "rope factors": loaded.rope_factors,
@@ -25,4 +25,6 @@ def block_fingerprint(loaded: LoadedModel, pool: KVPool) -> bytes:
         "layers": [[shape.num_kv_heads, shape.key_dim, shape.value_dim] for shape in pool.layers],
         "block size": pool.block_size,
     }
+    if pool.states is not None:
+        described["states"] = [[[shape.dims, str(shape.dtype)] for shape in shapes] for shapes in pool.states.layers]
     return hashlib.blake2b(json.dumps(described, sort_keys=True).encode(), digest_size=32).digest()

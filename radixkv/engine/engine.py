@@ -30,6 +30,7 @@ from radixkv.engine.named_pins import NamedPins
 from radixkv.engine.open_cache import open_cache
 from radixkv.engine.output_processor import OutputProcessor
 from radixkv.engine.pool_setup import set_up_pool, with_length_in_pool
+from radixkv.engine.recurrent_options import for_recurrent_layers
 from radixkv.engine.request_factory import RequestFactory
 from radixkv.engine.speculator_setup import make_speculator
 from radixkv.engine.stats import BatchSize
@@ -95,11 +96,12 @@ class Engine:
     """
 
     def __init__(self, loaded: LoadedModel, config: EngineConfig) -> None:
-        must_compile = config.enable_torch_compile is True
-        config = config.for_device(loaded.device.type)
+        given, config = config, config.for_device(loaded.device.type)
         element_type = resolve_kv_cache_dtype(config.kv_cache_dtype, loaded)
         self.enable_prefix_caching = config.enable_prefix_caching
-        self._runner = ModelRunner(loaded, config.enable_torch_compile, must_compile)
+        self._runner = ModelRunner(loaded, config.enable_torch_compile, must_compile=given.enable_torch_compile is True)
+        if self._runner.recurrent_layers:
+            config = for_recurrent_layers(given, config)
         self.pool = set_up_pool(self._runner, loaded, config, element_type)
         self.loaded = loaded = with_length_in_pool(loaded, self.pool)
         self._runner.capture_graphs()
@@ -116,7 +118,7 @@ class Engine:
 
     def _set_up(self, loaded: LoadedModel, config: ResolvedEngineConfig) -> None:
         """Set up everything that works on the open cache."""
-        block_size, clock = config.block_size, time.perf_counter
+        block_size, clock = self.pool.block_size, time.perf_counter
         self.cache, self.tiers = self._open_cache.cache, self._open_cache.tiers
         self._compute_timer = ComputeTimer(self.prefill_rate.observe_step, clock, bool(config.async_scheduling))
         self.pins = NamedPins(self.cache, self.tiers)

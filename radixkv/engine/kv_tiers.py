@@ -114,7 +114,9 @@ class KVTiers:
         self._loader = BlockLoader(
             self._stack, self._writer, self._keys, self._rows, make_buffer, opened.num_stored, time.monotonic
         )
-        known, keeps_partly_filled = KnownBlocks(opened.capacity), self._stack.keeps_partly_filled
+        # The first tokens of a block are not kept where it holds states, which are those after all of its tokens.
+        keeps_partly_filled = self._stack.keeps_partly_filled and pool.states is None
+        known = KnownBlocks(opened.capacity)
         moves = BlockMoves(self._rows, self._writer, known, policy, block_bytes, keeps_partly_filled, self._clear)
         self.loads = PrefixLoads(cache, self._loader, self._rates, self._stack.media, time.monotonic, moves)
         self._cache = cache

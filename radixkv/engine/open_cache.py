@@ -74,6 +74,7 @@ def open_cache(config: EngineConfig, loaded: LoadedModel, pool: KVPool, prefill_
         pool.block_size,
         POLICIES[config.eviction_policy](),
         remembered_blocks=4 * num_blocks,
+        splits_blocks=pool.states is None,
         events=events,
         observers=() if index is None else (index,),
     )

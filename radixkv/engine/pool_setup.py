@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
 
 from radixkv.attention import BatchLimits
-from radixkv.config import ResolvedEngineConfig
+from radixkv.config import DEFAULT_BLOCK_SIZE, ResolvedEngineConfig
 from radixkv.engine.speculator_setup import max_draft_rows
-from radixkv.memory import Fp8KVPool, KVPool
+from radixkv.memory import Fp8KVPool, KVPool, LayerShape, StateShape
 from radixkv.memory.kv_pool import block_nbytes
+from radixkv.memory.state_pool import states_nbytes
 from radixkv.model.kv_quantisation import calibrate_kv_scales
 from radixkv.model.loader import LoadedModel
 from radixkv.model.pool_sizing import choose_num_blocks, free_memory
@@ -23,6 +25,9 @@ from radixkv.sizes import parse_size
 
 _log = logging.getLogger(__name__)
 
+# Of models with recurrent layers, unless it is given.
+_MAX_BLOCK_SIZE = 256
+
 
 def set_up_pool(
     runner: ModelRunner, loaded: LoadedModel, config: ResolvedEngineConfig, element_type: torch.dtype
@@ -33,7 +38,9 @@ def set_up_pool(
         ValueError: the device or its memory does not allow what ``config`` asks for.
         MemoryError: no room for the blocks.
     """
-    block_size, num_blocks = config.block_size, config.num_blocks
+    num_blocks = config.num_blocks
+    layers, recurrent = runner.layer_shapes, runner.recurrent_layers
+    block_size = config.block_size or default_block_size(layers, recurrent, element_type)
     scales = None
     if config.kv_cache_dtype == "fp8":
         scales = calibrate_kv_scales(runner, loaded, config.attention_backend, block_size)
@@ -43,9 +50,9 @@ def set_up_pool(
 
     def use_pool(num_blocks: int) -> KVPool:
         if scales is None:
-            pool = KVPool(runner.layer_shapes, num_blocks, block_size, element_type, loaded.device)
+            pool = KVPool(layers, num_blocks, block_size, element_type, loaded.device, recurrent)
         else:
-            pool = Fp8KVPool(runner.layer_shapes, num_blocks, block_size, scales, loaded.dtype, loaded.device)
+            pool = Fp8KVPool(layers, num_blocks, block_size, scales, loaded.dtype, loaded.device, recurrent)
         runner.use_pool(pool, config.attention_backend, limits, config.enforce_eager)
         return pool
 
@@ -57,7 +64,7 @@ def set_up_pool(
     if num_blocks is None:
         given = config.kv_cache_memory_bytes
         num_blocks = choose_num_blocks(
-            block_nbytes(runner.layer_shapes, block_size, element_type),
+            block_nbytes(layers, block_size, element_type) + states_nbytes(recurrent),
             limits.max_num_seqs * -(-loaded.original_max_model_len // block_size),
             loaded.device,
             kv_cache_memory_bytes=None if given is None else parse_size("kv_cache_memory_bytes", given),
@@ -71,13 +78,27 @@ def set_up_pool(
         )
     pool = use_pool(num_blocks)
     _log.info(
-        "KV cache: %d blocks of %d tokens (%.2f GiB), %d tokens in all",
+        "KV cache: %d blocks of %d tokens (%.2f GiB%s), %d tokens in all",
         num_blocks,
         block_size,
         pool.nbytes / 2**30,
+        f", {states_nbytes(recurrent) / pool.block_nbytes:.0%} of it states" if recurrent else "",
         num_blocks * block_size,
     )
     return pool
+
+
+def default_block_size(
+    layers: Sequence[LayerShape], recurrent_layers: Sequence[Sequence[StateShape]], dtype: torch.dtype
+) -> int:
+    """Tokens per block such that the states in it take no more than keys and values do, within bounds.
+
+    Below, most memory would go into states; above, few prompts would have a prefix of whole blocks in common.
+    """
+    size = DEFAULT_BLOCK_SIZE
+    while size < _MAX_BLOCK_SIZE and block_nbytes(layers, size, dtype) < states_nbytes(recurrent_layers):
+        size *= 2
+    return size
 
 
 def with_length_in_pool(loaded: LoadedModel, pool: KVPool) -> LoadedModel:

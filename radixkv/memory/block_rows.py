@@ -2,7 +2,7 @@
 
 A row has, layer by layer, the block's keys and values as they are stored, so a pool in fp8 has rows of half the size::
 
-    | keys of layer 0 | values of layer 0 | keys of layer 1 | ...
+    | keys of layer 0 | values of layer 0 | keys of layer 1 | ... | states of recurrent layers | after how many tokens
 """
 
 from __future__ import annotations
@@ -39,6 +39,8 @@ class BlockRows(PoolRows):
 
     def __init__(self, pool: KVPool) -> None:
         tensors = [tensor for pair in zip(pool.keys, pool.values, strict=True) for tensor in pair]
+        if pool.states is not None:
+            tensors += pool.states.tensors
         self._rows = [tensor.view(pool.num_blocks, -1).view(torch.uint8) for tensor in tensors]
         self._stops = np.cumsum([rows.shape[1] for rows in self._rows]).tolist()
         self._device = tensors[0].device

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import torch
 
 from radixkv.memory.kv_pool import KVPool, LayerShape
+from radixkv.memory.state_pool import StateShape
 
 FP8 = torch.float8_e4m3fn
 FP8_MAX = 448.0
@@ -67,7 +68,7 @@ class Fp8KVPool(KVPool):
     """Blocks of float8_e4m3fn; otherwise a `KVPool`.
 
     Args:
-        layers, num_blocks, block_size, device: as for `KVPool`.
+        layers, num_blocks, block_size, device, recurrent_layers: as for `KVPool`.
         compute_dtype: what `write`, `read` and `gather` return.
 
     Raises:
@@ -83,13 +84,14 @@ class Fp8KVPool(KVPool):
         scales: KVScales,
         compute_dtype: torch.dtype,
         device: torch.device | str = "cpu",
+        recurrent_layers: Sequence[Sequence[StateShape]] = (),
     ) -> None:
         expected = [(shape.num_kv_heads,) for shape in layers]
         for name, own in (("keys", scales.keys), ("values", scales.values)):
             given = [tuple(scale.shape) for scale in own]
             if given != expected:
                 raise ValueError(f"scales: expected shapes {expected} for {name}, got {given}")
-        super().__init__(layers, num_blocks, block_size, FP8, device)
+        super().__init__(layers, num_blocks, block_size, FP8, device, recurrent_layers)
         self._key_scales = [scale.to(device) for scale in scales.keys]
         self._value_scales = [scale.to(device) for scale in scales.values]
         # Every float8 number in the compute type, indexed by its byte: torch's own conversion takes five times as long.

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 import torch
 
 from radixkv.cache import BlockCopy
+from radixkv.memory.state_pool import StatePool, StateShape, states_nbytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +43,10 @@ class KVPool:
         block_size: tokens per block.
         dtype: element type of keys and values.
         device: where the tensors live.
+        recurrent_layers: by recurrent layer, the shapes of its states.
+
+    Attributes:
+        states: those of the recurrent layers; None: there are none.
 
     Raises:
         ValueError: a size is not positive, or there is no layer.
@@ -55,6 +60,7 @@ class KVPool:
         block_size: int,
         dtype: torch.dtype,
         device: torch.device | str = "cpu",
+        recurrent_layers: Sequence[Sequence[StateShape]] = (),
     ) -> None:
         if not layers:
             raise ValueError("layers: expected at least one attention layer, got none")
@@ -64,7 +70,7 @@ class KVPool:
         self.num_blocks = num_blocks
         self.block_size = block_size
         self.dtype = dtype
-        self.block_nbytes = block_nbytes(layers, block_size, dtype)
+        self.block_nbytes = block_nbytes(layers, block_size, dtype) + states_nbytes(recurrent_layers)
         # Left uninitialized: the operating system hands out pages when they are first written, so a large pool costs
         # nothing before it is used. A slot is never read before it is written.
         try:
@@ -76,6 +82,7 @@ class KVPool:
                 torch.empty(num_blocks, block_size, s.num_kv_heads, s.value_dim, dtype=dtype, device=device)
                 for s in layers
             ]
+            self.states = StatePool(recurrent_layers, num_blocks, block_size, device) if recurrent_layers else None
         except RuntimeError as error:
             raise MemoryError(
                 f"no memory for {num_blocks} blocks of {self.block_nbytes:,} bytes "
@@ -116,7 +123,7 @@ class KVPool:
         return self.key_rows[layer].index_select(0, slots), self.value_rows[layer].index_select(0, slots)
 
     def copy_blocks(self, copies: Iterable[BlockCopy]) -> None:
-        """Carry out the cache's queued copies, in order: a later one may read what an earlier one wrote."""
+        """Carry out queued copies of keys and values, in order: a later one may read what an earlier one wrote."""
         for copy in copies:
             for tensors in (self.keys, self.values):
                 for tensor in tensors:

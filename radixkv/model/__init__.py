@@ -21,6 +21,7 @@
       logits_to_keep.py     logits of some rows, also of models that compute all
       attention_function.py what transformers' layers call, and what leads to `radixkv.attention`
       positions/            what depends on positions: rotation, windows
+    recurrent/              layers that keep states in place of keys and values
     replacement/            modules replaced by faster ones, and how it is found out that these do the same
       native/               by native code on a CPU
     graphs/                 layers compiled by torch, decoding steps as CUDA graphs

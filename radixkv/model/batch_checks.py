@@ -5,20 +5,33 @@ Not every configuration says so. So the model is run with attention of each toke
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Sequence
+from typing import Protocol
 
 import torch
 import transformers
 
 from radixkv.errors import UnsupportedModelError
-from radixkv.model.forward_pass import Attend
+from radixkv.model.forward_pass import Attend, Recur
 from radixkv.model.layer_probe import attend_itself
+from radixkv.model.recurrent import RecurrentLayer, recur_from, recur_in_one
 
 # By how much rounding may change one token's logits, relative to their norm, if other rows are computed beside it.
 _ROUNDING = 0.05
 
-Forward = Callable[[torch.Tensor, torch.Tensor | None, torch.Tensor, Attend], torch.Tensor]
-"""Logits by tokens, their positions (None: as the model counts those of one sequence), rows, and what attends."""
+
+class Forward(Protocol):
+    """Logits of rows by all tokens and their positions (None: as the model counts those of one sequence)."""
+
+    def __call__(
+        self,
+        tokens: torch.Tensor,
+        positions: torch.Tensor | None,
+        rows: torch.Tensor,
+        attend: Attend,
+        recur: Recur = ...,
+        /,
+    ) -> torch.Tensor: ...
 
 
 def tokens_to_try(model: transformers.PreTrainedModel, vocab_size: int, device: torch.device) -> torch.Tensor:
@@ -87,3 +100,32 @@ def refuse_other_positions(forward: Forward, tokens: torch.Tensor, name: str) ->
         raise UnsupportedModelError(
             f"{name}: it counts positions from another number than 0, which a batch of several sequences does not"
         )
+
+
+def refuse_forgetting(forward: Forward, tokens: torch.Tensor, layers: Sequence[RecurrentLayer], name: str) -> None:
+    """Refuse a model whose recurrent layers do not go on from their states as if they had computed all tokens at once.
+
+    As of transformers 5.24, Mamba's first version does not if several tokens follow (jamba).
+
+    Args:
+        forward: of the model.
+        tokens: from `tokens_to_try`.
+        layers: the model's recurrent ones.
+        name: of the model.
+
+    Raises:
+        UnsupportedModelError: it does so.
+    """
+    tokens = tokens.repeat(4)  # a state says little after one or two
+    positions = torch.arange(len(tokens), device=tokens.device)
+    whole = forward(tokens, positions, positions, attend_itself, recur_in_one).float()
+    for middle in (len(tokens) // 2, len(tokens) - 1):
+        states = [layer.new_states(tokens.device) for layer in layers]
+        forward(tokens[:middle], positions[:middle], positions[:1], attend_itself, recur_from(states, False))
+        rows = positions[: len(tokens) - middle]
+        rest = forward(tokens[middle:], positions[middle:], rows, attend_itself, recur_from(states, True)).float()
+        if (rest - whole[middle:]).norm() > _ROUNDING * whole[middle:].norm():
+            raise UnsupportedModelError(
+                f"{name}: with transformers {transformers.__version__}, its recurrent layers do not go on from a state with "
+                "several tokens as if they had computed all at once, so prompts could not be computed in parts"
+            )

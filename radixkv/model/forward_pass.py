@@ -17,6 +17,7 @@ from radixkv.attention import NewTokens
 
 if TYPE_CHECKING:
     from radixkv.model.native.layer import NativeDecoderLayer
+    from radixkv.model.recurrent.layer import RecurrentCall
 
 # Attends one layer, by its index; see `AttentionBatch.attend`.
 Attend = Callable[[int, NewTokens], torch.Tensor]
@@ -26,6 +27,9 @@ RunChain = Callable[
     torch.Tensor,
 ]
 
+# Computes one recurrent layer for all tokens.
+Recur = Callable[["RecurrentCall"], torch.Tensor]
+
 
 @dataclass(frozen=True, slots=True)
 class ForwardPass:
@@ -33,10 +37,12 @@ class ForwardPass:
 
     Attributes:
         attend: by attention layers.
+        recur: by recurrent layers.
         run_chain: by the first layer of a chain; None: each layer is computed by itself, and attends.
     """
 
     attend: Attend
+    recur: Recur
     run_chain: RunChain | None = None
 
 

@@ -63,7 +63,7 @@ def calibrate_kv_scales(runner: ModelRunner, loaded: LoadedModel, backend: str, 
     num_tokens = min(CALIBRATION_TOKENS, loaded.max_model_len)
     num_blocks = -(-num_tokens // block_size)
     token_ids = np.arange(num_tokens) * loaded.vocab_size // num_tokens
-    pool = KVPool(runner.layer_shapes, num_blocks, block_size, loaded.dtype, loaded.device)
+    pool = KVPool(runner.layer_shapes, num_blocks, block_size, loaded.dtype, loaded.device, runner.recurrent_layers)
     for tensor in (*pool.keys, *pool.values):
         tensor.zero_()
     runner.use_pool(pool, backend, BatchLimits(1, num_blocks * block_size), enforce_eager=True)

@@ -7,7 +7,7 @@ new tokens, and its attention layers call back: each writes its new keys and val
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
@@ -23,16 +23,17 @@ from radixkv.attention.native import NativeAttention, NativeBackend
 from radixkv.attention.query_batch import concatenated_ranges
 from radixkv.cache import BlockCopy
 from radixkv.errors import UnsupportedModelError
-from radixkv.memory import KVPool, LayerShape
+from radixkv.memory import KVPool, LayerShape, StatePool, StateShape
 from radixkv.memory.upload import to_device
 from radixkv.model.attention_function import ATTENTION_NAME, set_attention
-from radixkv.model.forward_pass import Attend, ForwardPass, RunChain, running
+from radixkv.model.forward_pass import Attend, ForwardPass, Recur, RunChain, running
 from radixkv.model.graphs.compiled_layers import compile_layers, uncompile_layers
 from radixkv.model.layer_probe import attend_nothing
 from radixkv.model.loader import LoadedModel
 from radixkv.model.logits_to_keep import head_of_all_rows, wanted_rows
 from radixkv.model.model_input import ModelInput
 from radixkv.model.native import Chain, layers_over
+from radixkv.model.recurrent import RecurrentStep, recur_alone, recur_in_one, take_over_layers
 from radixkv.model.replacement.deferred_rotation import DeferredRotation, set_rotate_first
 from radixkv.model.structure import find_structure
 from radixkv.process_bound import refuse_copies
@@ -66,8 +67,8 @@ class ModelRunner:
         self._device = loaded.device
         self._max_model_len = loaded.max_model_len
         self._backend: AttentionBackend | None = None
+        self._states: StatePool | None = None
         self._graphs: DecodeGraphs | None = None
-        self._can_capture = True
         # The calls that compute chains of layers over the pool, by the first layer's index.
         self._chain_calls: dict[int, DecoderLayers] = {}
         self._head = head_of_all_rows(self._model)
@@ -82,7 +83,9 @@ class ModelRunner:
         vars(self._model).update(radixkv_runner=self, __reduce_ex__=partial(refuse_copies, f"{loaded.name} in an LLM"))
         uncompile_layers(self._model)
         set_rotate_first(self._model, True)
-        self._structure = find_structure(loaded, self._forward)
+        self._recurrent = take_over_layers(self._model, loaded.name)
+        self._can_capture = not self._recurrent
+        self._structure = find_structure(loaded, self._forward, self._recurrent)
         self.num_logits = self._structure.num_logits
         # By a layer's index, which of the pool's it is.
         self._layer_of = {layer_idx: layer for layer, layer_idx in enumerate(self._structure.layers)}
@@ -97,6 +100,11 @@ class ModelRunner:
     def layer_shapes(self) -> list[LayerShape]:
         """What each attention layer stores per token, in the order of the pool's layers."""
         return [layer.shape for layer in self._structure.layers.values()]
+
+    @property
+    def recurrent_layers(self) -> list[tuple[StateShape, ...]]:
+        """By recurrent layer, the shapes of its states, in the order of the pool's."""
+        return [layer.shapes for layer in self._recurrent]
 
     def use_pool(self, pool: KVPool, backend: str, limits: BatchLimits, enforce_eager: bool) -> None:
         """Keep keys and values in ``pool``, whose layers must be ``layer_shapes``, and attend with ``backend``.
@@ -115,6 +123,7 @@ class ModelRunner:
         with self._on_device():  # for which its tiles are chosen
             self._backend = make_backend(backend, pool, self._dtype, first.num_query_heads, limits)
         self._graphs = None
+        self._states = pool.states
         set_rotate_first(self._model, isinstance(self._backend, HostBackend))
         is_native = isinstance(self._backend, NativeBackend)
         self._chain_calls = layers_over(pool, self._structure.chains, self._layer_of) if is_native else {}
@@ -189,11 +198,13 @@ class ModelRunner:
             each = max(0, with_largest - with_others) / max(1, num_others)
             return free_memory() - with_others + int(each * num_left)
 
-    def copy_blocks(self, copies: Iterable[BlockCopy]) -> None:
+    def copy_blocks(self, copies: Sequence[BlockCopy]) -> None:
         """Carry out the cache's queued copies, in order."""
         assert self._backend is not None, "use_pool comes first"
         with self._on_device():
             self._backend.copy_blocks(copies)
+            if self._states is not None:
+                self._states.copy_blocks(copies)
 
     @torch.inference_mode()
     def run(self, model_input: ModelInput, device_tokens: torch.Tensor | None = None) -> torch.Tensor:
@@ -251,7 +262,11 @@ class ModelRunner:
             run_chain = partial(self._run_chain, batch)
             if self._structure.last_layer is not None:
                 batch.keep(rows.numpy())
-        logits = self._forward(token_ids, batch.positions, rows, partial(self._attend, batch.attend), run_chain)
+        recur = recur_alone
+        if self._states is not None:
+            recur = RecurrentStep(self._states, model_input.queries, order, row_starts).recur
+        attend = partial(self._attend, batch.attend)
+        logits = self._forward(token_ids, batch.positions, rows, attend, recur, run_chain)
         return logits[: len(keep)].float()
 
     def _attend(
@@ -285,6 +300,7 @@ class ModelRunner:
         positions: torch.Tensor | None,
         rows: torch.Tensor,
         attend: Attend,
+        recur: Recur = recur_alone,
         run_chain: RunChain | None = None,
     ) -> torch.Tensor:
         """The logits of ``rows``.
@@ -292,9 +308,10 @@ class ModelRunner:
         Args:
             positions: of the tokens; None: as the model itself counts those of one sequence.
             attend: see `ForwardPass`.
+            recur: likewise.
             run_chain: likewise.
         """
-        token = running.set(ForwardPass(attend, run_chain))
+        token = running.set(ForwardPass(attend, recur, run_chain))
         try:
             with wanted_rows(self._head, rows) as arguments:
                 output = self._model(
@@ -332,9 +349,13 @@ class ModelRunner:
         rows = tokens[:num_logit_rows]
         # As of several sequences: a model's table of positions may end at the longest sequence.
         positions = tokens % self._max_model_len
-        # Held for the whole step.
-        partials = torch.empty(self._partials_nbytes(num_tokens), dtype=torch.uint8, device=self._device)
-        logits = self._forward(torch.zeros_like(tokens), positions, rows, attend_nothing).float()
+        # Held for the whole step; the states of one layer, for all sequences that decode, are held while it runs.
+        states_nbytes = num_logit_rows * max(
+            (sum(s.nbytes for s in shapes) for shapes in self.recurrent_layers), default=0
+        )
+        partials_nbytes = self._partials_nbytes(num_tokens)
+        partials = torch.empty(partials_nbytes + states_nbytes, dtype=torch.uint8, device=self._device)
+        logits = self._forward(torch.zeros_like(tokens), positions, rows, attend_nothing, recur_in_one).float()
         use_logits(logits)
         del partials
         return torch.cuda.max_memory_allocated(self._device) - before
@@ -364,8 +385,10 @@ class ModelRunner:
     @torch.inference_mode()
     def _compile(self, name: str, must_compile: bool) -> None:
         """Compile now what every batch will need, so that no request waits for it and no failure comes later."""
-        compile_layers(self._model)
         try:
+            if self._recurrent:
+                raise NotImplementedError("recurrent layers are called sequence by sequence")
+            compile_layers(self._model)
             for num_tokens in (2, 1):
                 positions = torch.arange(num_tokens, device=self._device)
                 self._forward(torch.zeros_like(positions), positions, positions[:1], attend_nothing)

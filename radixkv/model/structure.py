@@ -13,11 +13,18 @@ import torch
 
 from radixkv.attention import AttentionLayer
 from radixkv.errors import UnsupportedModelError
-from radixkv.model.batch_checks import Forward, refuse_mixing, refuse_other_positions, tokens_to_try
+from radixkv.model.batch_checks import (
+    Forward,
+    refuse_forgetting,
+    refuse_mixing,
+    refuse_other_positions,
+    tokens_to_try,
+)
 from radixkv.model.layer_probe import attend_nothing, watch_layers
 from radixkv.model.loader import LoadedModel
 from radixkv.model.model_errors import errors_of_model
 from radixkv.model.native import Chain, join_layers, nan_in_other_rows, watch_chains
+from radixkv.model.recurrent import RecurrentLayer
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,11 +45,12 @@ class ModelStructure:
 
 
 @torch.inference_mode()
-def find_structure(loaded: LoadedModel, forward: Forward) -> ModelStructure:
+def find_structure(loaded: LoadedModel, forward: Forward, recurrent_layers: Sequence[RecurrentLayer]) -> ModelStructure:
     """Find out the structure of a model, and join its layers into chains.
 
     Args:
         forward: of the model.
+        recurrent_layers: of the model; their shapes are known afterwards.
 
     Raises:
         UnsupportedModelError: the model cannot run over blocks, or not several sequences in a batch.
@@ -64,6 +72,9 @@ def find_structure(loaded: LoadedModel, forward: Forward) -> ModelStructure:
     needs_one_row = last == [*called][-1] and bool(logits.isfinite().all())
     refuse_mixing(forward, tokens, name)
     refuse_other_positions(forward, tokens, name)
+    if recurrent_layers:
+        refuse_forgetting(forward, tokens, recurrent_layers, name)
+        needs_one_row = False  # a recurrent layer behind the last one that attends needs all rows
     join_layers(chains)
     joined = forward(tokens, positions, positions[1:2], attend_nothing)
     if not (torch.equal(joined, logits) and logits.any()):  # something reads the states between layers

@@ -1,4 +1,4 @@
-"""Which models can run over KV cache blocks; those that would silently compute something else are refused."""
+"""Which models can run over the cache's blocks; those that would silently compute something else are refused."""
 
 from __future__ import annotations
 
@@ -12,9 +12,13 @@ from radixkv.errors import UnsupportedModelError
 from radixkv.model.logits_to_keep import has_logits_to_keep, head_of_all_rows
 from radixkv.model.positions.longrope import LONGROPE, has_fixable_rotation
 from radixkv.model.positions.rotary_types import DYNAMIC
+from radixkv.model.recurrent import keeps_states
 
 # Types of layers that keep of a sequence its keys and values, or nothing.
 _SERVED_LAYERS = frozenset({"full_attention", "sliding_attention", "attention", "mlp", "moe"})
+# Types of layers that keep states of it, and those that keep keys and values besides.
+_RECURRENT_LAYERS = frozenset({"linear_attention", "conv", "mamba"})
+_MIXED_LAYERS = frozenset({"hybrid", "hybrid_sliding"})
 
 
 def check_supported(model: transformers.PreTrainedModel, name: str) -> None:
@@ -31,10 +35,16 @@ def check_supported(model: transformers.PreTrainedModel, name: str) -> None:
             f"{name}: expected a model that generates text, with a head for causal language modelling, got a "
             f"{type(model).__name__}"
         )
-    for layer_type in sorted(set(_layer_types(config)) - _SERVED_LAYERS):
+    served = _SERVED_LAYERS | (_RECURRENT_LAYERS | _MIXED_LAYERS if any(map(keeps_states, model.modules())) else set())
+    types = set(_layer_types(config))
+    for layer_type in sorted(types - served):
         raise UnsupportedModelError(
-            f"{name}: it has layers of type {layer_type!r}, expected layers that keep keys and values alone, and attend to "
-            f"all earlier tokens or to a sliding window of them{_hint(layer_type, config)}"
+            f"{name}: it has layers of type {layer_type!r}, expected layers that attend to all earlier tokens or to a "
+            f"sliding window of them, or that keep states in transformers' caches{_hint(layer_type, config)}"
+        )
+    if types and types <= _RECURRENT_LAYERS:
+        raise UnsupportedModelError(
+            f"{name}: all of its layers are recurrent, expected some that attend to earlier tokens"
         )
     for rope in sorted(_rope_types(config) & _batch_dependent_ropes(model)):
         raise UnsupportedModelError(
@@ -65,6 +75,11 @@ def check_supported(model: transformers.PreTrainedModel, name: str) -> None:
             f"{name}: {type(model).__name__} cannot compute the logits of selected tokens only (no argument logits_to_keep, "
             "and no output head)"
         )
+
+
+def has_recurrent_layers(config: Any) -> bool:
+    """Whether a model of this configuration has layers that keep states."""
+    return not (_RECURRENT_LAYERS | _MIXED_LAYERS).isdisjoint(_layer_types(config.get_text_config()))
 
 
 def _hint(layer_type: str, config: Any) -> str:

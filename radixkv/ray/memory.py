@@ -16,7 +16,7 @@ from typing import Any
 
 import huggingface_hub
 
-from radixkv.config import DEFAULT_CPU_POOL_BYTES, DEVICE_DEFAULTS
+from radixkv.config import DEFAULT_BLOCK_SIZE, DEFAULT_CPU_POOL_BYTES, DEVICE_DEFAULTS
 from radixkv.llm_options import LLMOptions
 from radixkv.model.default_model import find_default_model, is_default_model
 from radixkv.model.gguf.conversion import BLOCKS_FILE, converted_folder
@@ -191,7 +191,7 @@ def _pool_bytes(config: Mapping[str, Any], options: LLMOptions, item_bytes: int)
         return DEFAULT_CPU_POOL_BYTES
     if options.get("kv_cache_dtype") == "fp8":
         item_bytes = 1
-    block_size = options.get("block_size") or 16  # None is the default, too
+    block_size = options.get("block_size") or DEFAULT_BLOCK_SIZE
     block_bytes = 2 * layers * kv_heads * head_dim * item_bytes * block_size
     num_blocks = options.get("num_blocks")
     if num_blocks is not None:

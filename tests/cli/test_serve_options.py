@@ -63,7 +63,7 @@ def test_files_in_toml_and_yaml(serve: Serve, tmp_path: Path, name: str) -> None
     text = toml if name.endswith("toml") else toml.replace(" = ", ": ")
     config, options = serve("--config", write(tmp_path / name, text))
     assert (config.api_keys, config.admin_key, config.grace_seconds) == (("a", "b"), "c", 5.0)
-    assert (options["dtype"], options["num_blocks"], options["block_size"]) == ("bfloat16", 9, 16)
+    assert (options["dtype"], options["num_blocks"], options["max_num_seqs"]) == ("bfloat16", 9, None)
 
 
 def test_an_empty_file_changes_nothing(serve: Serve, tmp_path: Path) -> None:
@@ -93,7 +93,7 @@ def test_keys_from_the_environment_are_separated_by_spaces_and_shown_nowhere(ser
             "[speculative_config]\nnum_spec = 3",
             "speculative_config: num_spec: unknown; expected some of method, num_speculative_tokens, drafters",
         ),
-        ("serve.toml", "block_size = 0", "block_size: expected a whole number of at least 1, got 0"),
+        ("serve.toml", "block_size = 0", "block_size: expected a whole number of at least 1 or None, got 0"),
         ("serve.yaml", "port: 70000", "port: expected a whole number from 0 to 65535, got 70000"),
         ("serve.yaml", "num_blocks: [1]", "num_blocks: expected a whole number of at least 1 or None, got [1]"),
         ("serve.toml", "block_size =", "not TOML: "),

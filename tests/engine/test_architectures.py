@@ -13,6 +13,8 @@ import torch
 import transformers
 from support.model_zoo import (
     MULTIMODAL,
+    RECURRENT,
+    RECURRENT_MULTIMODAL,
     REFUSED,
     SUPPORTED,
     VARIANTS,
@@ -56,7 +58,8 @@ def test_pages_say_how_many_architectures_are_tested() -> None:
     root = Path(__file__).parents[2]
     for page in ("CHANGELOG.md", "CONTRIBUTING.md", "docs/limits.md", "docs/architecture/index.md"):
         said = re.findall(r"(\d+) architectures", (root / page).read_text())
-        assert said == [str(len(SUPPORTED) + len(MULTIMODAL))], page
+        tested = (SUPPORTED, MULTIMODAL, RECURRENT, RECURRENT_MULTIMODAL)
+        assert said == [str(sum(map(len, tested)))], page
 
 
 def assert_tokens_equal_transformers(build_it: Callable[[], torch.nn.Module]) -> None:
@@ -76,7 +79,7 @@ def test_models_that_blocks_cannot_serve_are_refused(name: str) -> None:
     with pytest.raises(
         UnsupportedModelError,
         match=rf"^{type(model).__name__}: .*(replaced|layers of type|later tokens|mix tokens|of their own|called twice|"
-        r"something else|by their row|counts positions)",
+        r"something else|by their row|counts positions|recurrent)",
     ):
         LLM(model)
 

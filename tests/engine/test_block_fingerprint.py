@@ -14,11 +14,19 @@ from torch.testing._internal.two_tensor import TwoTensor
 
 from radixkv import LLM
 from radixkv.engine.block_fingerprint import block_fingerprint
-from radixkv.memory import Fp8KVPool, KVPool
+from radixkv.memory import Fp8KVPool, KVPool, StateShape
 from radixkv.memory.fp8_kv_pool import KVScales
 from radixkv.memory.kv_pool import LayerShape
 from radixkv.model.fingerprint import model_fingerprint
 from radixkv.model.loader import LoadedModel
+
+RECURRENT_LAYERS = [
+    [[StateShape((2, 3), torch.float32)]],
+    [[StateShape((3, 2), torch.float32)]],
+    [[StateShape((2, 3), torch.bfloat16)]],
+    [[StateShape((2, 3), torch.float32)] * 2],
+    [[StateShape((2, 3), torch.float32)]] * 2,
+]
 
 
 class Loaded:
@@ -57,6 +65,7 @@ def test_each_thing_that_bytes_of_blocks_depend_on_changes_their_name() -> None:
         name(KVPool(2 * shapes, 3, 4, torch.float32)),
         name(fp8_pool(1.0)),
         name(fp8_pool(2.0)),
+        *(name(KVPool(shapes, 3, 4, torch.float32, recurrent_layers=layers)) for layers in RECURRENT_LAYERS),
     ]
     assert len(set(names)) == len(names)
     assert name(KVPool(shapes, 7, 4, torch.float32)) == names[0]  # a larger pool holds the same blocks

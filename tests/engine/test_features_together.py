@@ -15,15 +15,15 @@ from typing import Any
 
 import pytest
 from support.chat_templates import make_tokenizer
-from support.model_zoo import SUPPORTED, build
+from support.model_zoo import RECURRENT, SUPPORTED, build
 from support.tiered_llm import evict_all
 
 from radixkv import LLM, BeamSearchParams, CompletionOutput, SamplingParams, StructuredOutputsParams
 
 TOKENIZER = make_tokenizer("", with_markers=False)
 VOCAB_SIZE = len(TOKENIZER)
-NAMES = ("llama", "gemma3_text", "gpt_oss", "deepseek_v3")
-NUM_SCENARIOS = 12
+NAMES = ("llama", "gemma3_text", "gpt_oss", "deepseek_v3", "lfm2", "qwen3_next")
+NUM_SCENARIOS = 18
 GRAMMARS = (
     {"regex": "[a-z]{3,9}"},
     {"choice": ["red apple", "red", "blue"]},
@@ -33,7 +33,9 @@ BEAMS = BeamSearchParams(beam_width=2, max_tokens=4, logprobs=6)
 
 
 def make(name: str, **options: Any) -> LLM:
-    model = build(name, {**SUPPORTED[name], "vocab_size": VOCAB_SIZE})
+    model = build(name, {**SUPPORTED, **RECURRENT}[name] | {"vocab_size": VOCAB_SIZE})
+    if name in RECURRENT:
+        options = {**options, "async_scheduling": False, "speculative_config": None}
     return LLM(model, tokenizer=TOKENIZER, **options)
 
 

@@ -56,6 +56,7 @@ def store(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mo
         ("gpt_oss", {}, "server", "shared"),  # sinks
         ("gemma4_text", {}, "disk", "disk"),  # differing head sizes
         ("llama", {"kv_cache_dtype": "fp8"}, "folder", "shared"),
+        ("qwen3_next", {}, "server", "shared"),  # states of recurrent layers
     ],
     indirect=["store"],
 )

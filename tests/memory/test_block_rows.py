@@ -5,6 +5,7 @@ from __future__ import annotations
 import mmap
 import threading
 import weakref
+from collections.abc import Sequence
 from contextlib import nullcontext
 from unittest.mock import Mock
 
@@ -15,7 +16,7 @@ from numpy.typing import NDArray
 from support.dict_tier import DictTier
 from support.tensors_on_cpu import OnCpu
 
-from radixkv.memory import KVPool, block_rows
+from radixkv.memory import KVPool, StateShape, block_rows
 from radixkv.memory.block_rows import BlockRows
 from radixkv.memory.kv_pool import LayerShape
 from radixkv.memory.spare_rows import SpareRows
@@ -25,41 +26,55 @@ from radixkv.tiers.moves.writer import BlockWriter
 from radixkv.tiers.stack import TierStack
 
 LAYERS = [LayerShape(2, 8, 4), LayerShape(1, 3, 5)]
+STATES = [[StateShape((3, 2), torch.bfloat16), StateShape((5,), torch.float32)], [StateShape((1,), torch.float32)]]
 
 
-def filled_pool(layers: list[LayerShape], dtype: torch.dtype) -> tuple[KVPool, list[torch.Tensor]]:
-    """Twelve blocks of random bytes, and their tensors as bytes."""
-    pool = KVPool(layers, 12, 1 if len(layers) == 1 else 4, dtype)
-    tensors = [tensor.view(torch.uint8) for tensor in (*pool.keys, *pool.values)]
+def filled_pool(
+    layers: list[LayerShape], dtype: torch.dtype, states: Sequence[Sequence[StateShape]] = ()
+) -> tuple[KVPool, list[torch.Tensor]]:
+    """Twelve blocks of random bytes, and their tensors as bytes, in the order of a row."""
+    pool = KVPool(layers, 12, 1 if len(layers) == 1 else 4, dtype, recurrent_layers=states)
+    parts = [part for pair in zip(pool.keys, pool.values, strict=True) for part in pair]
+    parts += [] if pool.states is None else pool.states.tensors
+    tensors = [part.view(12, -1).view(torch.uint8) for part in parts]
     for seed, tensor in enumerate(tensors):
         tensor.copy_(torch.from_numpy(np.random.default_rng(seed).integers(0, 256, tensor.shape, dtype=np.uint8)))
     return pool, tensors
 
 
 @pytest.mark.parametrize(
-    ("layers", "dtype"),
-    [(LAYERS, torch.float32), (LAYERS, torch.float8_e4m3fn), ([LayerShape(1, 3, 5)], torch.float8_e4m3fn)],
-    ids=["float32", "fp8", "rows that are no words"],
+    ("layers", "dtype", "states"),
+    [
+        (LAYERS, torch.float32, []),
+        (LAYERS, torch.float8_e4m3fn, []),
+        ([LayerShape(1, 3, 5)], torch.float8_e4m3fn, []),
+        (LAYERS, torch.bfloat16, STATES),
+    ],
+    ids=["float32", "fp8", "rows that are no words", "with states"],
 )
 @pytest.mark.parametrize(
     "ids", [[5, 6, 7, 8, 9, 10], [9, 2, 7, 0, 4, 11], [3, 4, 5, 6, 7, 8, 9, 0, 1, 2], [11], []], ids=str
 )
 @pytest.mark.parametrize("native", [True, False])
 def test_blocks_come_back_as_they_were_wherever_they_are_put(
-    layers: list[LayerShape], dtype: torch.dtype, ids: list[int], native: bool, monkeypatch: pytest.MonkeyPatch
+    layers: list[LayerShape],
+    dtype: torch.dtype,
+    states: list[list[StateShape]],
+    ids: list[int],
+    native: bool,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     if not native:
         monkeypatch.setattr(block_rows, "library", lambda: None)
-    pool, tensors = filled_pool(layers, dtype)
+    pool, tensors = filled_pool(layers, dtype, states)
     before = [tensor.clone() for tensor in tensors]
     rows = BlockRows(pool)
     block_ids = np.array(ids, dtype=np.int32)
     data = rows.read(block_ids)
     kept = data.numpy().copy()
-    first = [
-        tensor[i].reshape(-1) for i in ids[:1] for pair in zip(pool.keys, pool.values, strict=True) for tensor in pair
-    ]
-    assert kept[:1].tobytes() == b"".join(part.view(torch.uint8).numpy().tobytes() for part in first)
+    first = b"".join(tensor[i].numpy().tobytes() for i in ids[:1] for tensor in tensors)
+    assert kept[:1].tobytes() == first
+    assert rows.nbytes == pool.block_nbytes
     rows.release(data)
     for tensor in tensors:
         tensor[ids] ^= 0xFF

@@ -121,6 +121,7 @@ def test_graphs_are_measured_over_a_single_block_before_the_pool_is_made(monkeyp
 
     class Runner:
         layer_shapes = (LayerShape(1, 4, 4),)
+        recurrent_layers = ()
 
         def use_pool(self, pool: KVPool, *rest: object) -> None:
             done.append(f"pool of {pool.num_blocks}")
@@ -160,7 +161,10 @@ def test_the_step_that_is_measured_has_logits_of_all_sequences_and_of_prompts(mo
     monkeypatch.setattr(pool_setup, "choose_num_blocks", choose)
     loaded: Any = SimpleNamespace(device=torch.device("cpu"), dtype=torch.float32, original_max_model_len=64)
     runner: Any = SimpleNamespace(
-        layer_shapes=[LayerShape(1, 4, 4)], use_pool=lambda *rest: None, measure_activations=measure_activations
+        layer_shapes=[LayerShape(1, 4, 4)],
+        recurrent_layers=[],
+        use_pool=lambda *rest: None,
+        measure_activations=measure_activations,
     )
     given = {"max_num_batched_tokens": 64, "enable_torch_compile": False, "async_scheduling": False}
     pool_setup.set_up_pool(runner, loaded, ResolvedEngineConfig(max_num_seqs=300, **given), torch.float32)

@@ -226,6 +226,65 @@ def _longrope(num_factors: int, **parameters: Any) -> dict[str, Any]:
 _ORIGINAL = {"original_max_position_embeddings": ORIGINAL_LENGTH}
 _DEFAULT_ROPE = {"rope_type": "default", "rope_theta": 10000.0}
 
+_LINEAR = {
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 8,
+    "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+}
+_CONVOLUTION = {"layer_types": ["conv", "full_attention", "conv"]}
+_MAMBA = {"mamba_n_heads": 8, "mamba_d_head": 8, "mamba_d_state": 8, "mamba_n_groups": 1, "mamba_expand": 2}
+_QWEN3_5_MOE = {**_MOE, **_LINEAR, "shared_expert_intermediate_size": 24}
+
+# With recurrent layers beside those that attend.
+RECURRENT: dict[str, dict[str, Any]] = {
+    "bailing_hybrid": {
+        **_MLA,
+        "num_hidden_layers": 4,
+        "layer_group_size": 2,
+        "layer_types": ["linear_attention", "full_attention"] * 2,
+    },
+    "bamba": {**_MAMBA, "attn_layer_indices": [1]},
+    # Both in each layer.
+    "falcon_h1": {"mamba_n_heads": 8, "mamba_d_head": 8, "mamba_d_ssm": 64, "mamba_d_state": 8},
+    "granitemoehybrid": {
+        **_MOE,
+        **_MAMBA,
+        "layers_block_type": ["mamba", "attention", "mamba"],
+        "layer_types": ["mamba", "attention", "mamba"],
+        "shared_intermediate_size": 48,
+    },
+    "kimi_linear": {**_MLA, "layer_types": ["linear_attention", "full_attention", "linear_attention"]},
+    "lara_mini": _LINEAR,
+    "lfm2": _CONVOLUTION,
+    "lfm2_moe": {**_MOE, **_CONVOLUTION, "num_dense_layers": 1},
+    "lfm3": _CONVOLUTION,
+    "nemotron_h": {
+        **_MOE,
+        "layers_block_type": ["linear_attention", "mlp", "full_attention", "moe"],
+        "num_hidden_layers": None,
+        "mamba_num_heads": 8,
+        "mamba_head_dim": 8,
+    },
+    "olmo_hybrid": _LINEAR,
+    "qwen3_5_moe_text": _QWEN3_5_MOE,
+    "qwen3_5_text": _LINEAR,
+    "qwen3_next": _QWEN3_5_MOE,
+    "zamba2": {
+        "layers_block_type": ["mamba", "hybrid", "mamba"],
+        "hybrid_layer_ids": [1],
+        "num_mem_blocks": 1,
+        "n_mamba_heads": 8,
+        "mamba_headdim": 8,
+        "mamba_ngroups": 1,
+        "mamba_d_state": 8,
+        "attention_head_dim": 16,
+    },
+}
+# Likewise, where it also sees images.
+RECURRENT_MULTIMODAL: dict[str, dict[str, Any]] = {"lfm2_vl": _CONVOLUTION, "qwen3_5": _LINEAR}
+
 # By the architecture and, behind a "+", what is particular.
 LONGROPE: dict[str, dict[str, Any]] = {
     "gemma3_text": {
@@ -317,8 +376,8 @@ REFUSED: dict[str, dict[str, Any]] = {
     # What each key is worth is learned.
     "doge": {},
     "falcon": {"head_dim": None},
-    "falcon_h1": {"mamba_n_heads": 8, "mamba_d_head": 8, "mamba_d_ssm": 64, "mamba_d_state": 8},
-    "lfm2": {"layer_types": ["conv", "full_attention", "conv"]},
+    # Its recurrent layers go on from a state with a single token only.
+    "jamba": {**_MOE, "attn_layer_period": 2, "attn_layer_offset": 1, "mamba_d_state": 8, "mamba_dt_rank": 4},
     "llama4_text": {**_MOE, "layer_types": ["chunked_attention", "full_attention", "chunked_attention"]},
     "llama4_text+tuning": {
         **_MOE,
@@ -330,18 +389,6 @@ REFUSED: dict[str, dict[str, Any]] = {
     "mamba2": {"num_heads": 8, "head_dim": 8, "expand": 2, "state_size": 8, "n_groups": 1},
     "minimax": {**_MOE, "layer_types": ["full_attention", "linear_attention", "full_attention"]},
     "mpt": {"d_model": 32, "n_heads": 4},
-    "nemotron_h": {
-        **_MOE,
-        "layers_block_type": ["linear_attention", "mlp", "full_attention", "moe"],
-        "num_hidden_layers": None,
-        "mamba_num_heads": 8,
-        "mamba_head_dim": 8,
-    },
-    "qwen3_next": {
-        **_MOE,
-        "shared_expert_intermediate_size": 24,
-        "layer_types": ["linear_attention", "full_attention", "linear_attention"],
-    },
     # Its positions begin behind that of padding, though `generate` counts them from 0.
     "roberta": {"is_decoder": True, "pad_token_id": 1},
     "xglm": {"d_model": 32, "attention_heads": 4, "ffn_dim": 48, "num_layers": 2},
@@ -401,7 +448,7 @@ def build_longrope(name: str) -> transformers.PreTrainedModel:
 
 def build_shallow(name: str) -> transformers.PreTrainedModel:
     """`build_supported` with as few layers as there are kinds of them, for tests that take long by the layer."""
-    options = SUPPORTED[name]
+    options = {**SUPPORTED, **RECURRENT}[name]
     if "num_hidden_layers" not in options:
         options = {**options, "num_hidden_layers": 2, "layer_types": options.get("layer_types", [])[:2] or None}
     return build(name, options)

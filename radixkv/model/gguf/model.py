@@ -19,7 +19,7 @@ from transformers.modeling_gguf_pytorch_utils import (
 from radixkv.model.gguf.conversion import UnreadableGgufError
 from radixkv.model.gguf.fields import Fields, apply_fields, check_rotary_dim
 from radixkv.model.gguf.rotation import apply_scaling, is_rotation
-from radixkv.model.supported import check_supported
+from radixkv.model.supported import check_supported, has_recurrent_layers
 from radixkv.model.weights.deferred import build_without_weights
 
 # Prefixes of the tensors for images and audio beside a model of text.
@@ -57,6 +57,10 @@ def describe(path: Path) -> GgufModel:
     _check_whole(reader)
     config = transformers.AutoConfig.from_pretrained(path.parent, gguf_file=path.name, trust_remote_code=False)
     fields = Fields(reader)
+    if has_recurrent_layers(config):
+        raise UnreadableGgufError(
+            f"general.architecture: expected a model without recurrent layers, got {fields.architecture!r}"
+        )
     apply_fields(fields, config)
     apply_scaling(reader, fields, config)
     model = build_without_weights(config, torch.float32)

@@ -11,7 +11,7 @@ import pytest
 import torch
 import transformers
 from support.gguf_files import refuse_blocks, write_model
-from support.model_zoo import WIDE, build
+from support.model_zoo import RECURRENT, WIDE, build
 
 from radixkv.config import ModelConfig
 from radixkv.errors import ModelLoadError
@@ -188,3 +188,18 @@ def test_answers_end_at_the_end_of_a_turn_as_well_as_of_a_text(
     if not in_blocks:
         refuse_blocks(monkeypatch)
     assert load_model(path, ModelConfig(dtype="float32")).eos_token_ids == {2, 7, 9, 11}
+
+
+def test_a_model_with_recurrent_layers_is_refused_before_its_weights_are_read(tmp_path: Path) -> None:
+    model = build("lfm2", {**RECURRENT["lfm2"], **WIDE})
+    weights = model.state_dict()
+    squeezed = {name: weight.squeeze(1) if weight.ndim == 3 else weight for name, weight in weights.items()}
+    model.state_dict = lambda: squeezed  # type: ignore[method-assign,assignment]
+    fields = {
+        "shortconv.l_cache": 3,
+        "attention.head_count_kv": [0, 1, 0],
+        "attention.layer_norm_rms_epsilon": 1e-5,
+    }
+    write_model(model, tmp_path / "model.gguf", "lfm2", lambda name: "F32", fields)
+    with pytest.raises(ModelLoadError, match=r"general\.architecture: expected a model without recurrent .*'lfm2'"):
+        load_model(tmp_path / "model.gguf", ModelConfig())
