@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
+from functools import partial, wraps
 from typing import Any
 
 import pytest
 import torch
 from support.model_zoo import RECURRENT, RECURRENT_MULTIMODAL, SUPPORTED, WIDE, build, build_multimodal
 from support.prompt_sets import shared_prefix_prompts, stem_and_tails, tokens_of, tokens_of_transformers
+from transformers.models.lfm2 import modeling_lfm2
 
 from radixkv import LLM, BeamSearchParams, SamplingParams
+from radixkv.attention import NewTokens
 from radixkv.cache import Reason
 from radixkv.errors import UnsupportedModelError
+from radixkv.model.forward_pass import running
 from radixkv.model.recurrent import RecurrentStep
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True)
@@ -159,6 +162,22 @@ def test_tokens_of_one_sequence_in_many_blocks_and_of_others_in_one_call(monkeyp
 def test_what_computes_tokens_that_may_be_dropped_is_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         make("lfm2", **options)
+
+
+def test_a_layer_that_also_attends_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would attend for some tokens of a batch, by a plan for all of them."""
+    compute = modeling_lfm2.Lfm2ShortConv.forward
+
+    @wraps(compute)
+    def attend_besides(layer: Any, hidden_states: torch.Tensor, cache: Any = None, **rest: Any) -> torch.Tensor:
+        if (current := running.get(None)) is not None:
+            current.attend(layer.layer_idx, NewTokens(*3 * [hidden_states[:, None]]))
+        mixed: torch.Tensor = compute(layer, hidden_states, cache, **rest)
+        return mixed
+
+    monkeypatch.setattr(modeling_lfm2.Lfm2ShortConv, "forward", attend_besides)
+    with pytest.raises(UnsupportedModelError, match=r"^Lfm2ForCausalLM: its recurrent layers \(Lfm2ShortConv\) attend"):
+        make("lfm2")
 
 
 def test_layers_are_not_compiled() -> None:

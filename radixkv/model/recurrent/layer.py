@@ -19,7 +19,7 @@ from transformers.cache_utils import Cache, LinearAttentionLayer
 
 from radixkv.errors import UnsupportedModelError
 from radixkv.memory import StateShape
-from radixkv.model.forward_pass import running
+from radixkv.model.forward_pass import ForwardPass, running
 
 # How transformers calls the argument that a layer's states are in, by the newest name first.
 _CACHE_ARGUMENTS = ("cache", "cache_params", "past_key_values")
@@ -74,9 +74,8 @@ class RecurrentLayer:
         self.shapes: tuple[StateShape, ...] = ()
         self._layer_idx: int = module.layer_idx  # type: ignore[assignment]
         given: Any = module.forward
-        self._own: Callable[..., Any] = (
-            given._own if isinstance(given, RecurrentLayer) else given
-        )  # an earlier engine's
+        # In place of another engine's.
+        self._own: Callable[..., Any] = given._own if isinstance(given, RecurrentLayer) else given
         self._signature = inspect.signature(self._own)
         names = [name for name in _CACHE_ARGUMENTS if name in self._signature.parameters]
         if not names:
@@ -84,6 +83,8 @@ class RecurrentLayer:
                 f"{self._name} have no argument {' or '.join(_CACHE_ARGUMENTS)} with their states"
             )
         self._cache_name = names[0]
+        # What it would reach of the forward pass is meant for all tokens of a batch.
+        self._within = ForwardPass(self._refuse, self._refuse)
         # The attribute of transformers' layer cache, and the key in it, of each state.
         self._keys: list[tuple[str, int]] = []
 
@@ -117,12 +118,19 @@ class RecurrentLayer:
             getattr(cache, f"is_{attribute}_initialized")[key] = True
             if attribute == "conv_states":
                 cache.conv_kernel_size[key] = state.shape[-1]
-        output = self._own(**arguments, **{self._cache_name: Cache(layers=[cache] * (self._layer_idx + 1))})
+        token = running.set(self._within)
+        try:
+            output = self._own(**arguments, **{self._cache_name: Cache(layers=[cache] * (self._layer_idx + 1))})
+        finally:
+            running.reset(token)
         if not isinstance(output, torch.Tensor):
             raise UnsupportedModelError(f"{self._name} return more than the states of the next layer")
         if not self._keys:
             self._note_states(cache)
         return output
+
+    def _refuse(self, *_: Any) -> torch.Tensor:
+        raise UnsupportedModelError(f"{self._name} attend to earlier tokens besides, or have others in them")
 
     def _note_states(self, cache: LinearAttentionLayer) -> None:
         for attribute in ("conv_states", "recurrent_states"):
