@@ -48,7 +48,7 @@ def test_ingresses_listen_themselves_where_the_address_is_given() -> None:
         ({"replica": 2}, r"unexpected keyword argument 'replica'. Did you mean 'replicas'\?"),
         ({"replicas": "two"}, "replicas: expected a whole number of at least 1 or None, got 'two'"),
         ({"replicas": 0}, "replicas: expected a whole number of at least 1 or None, got 0"),
-        ({"block_size": "0"}, "block_size: expected a whole number of at least 1, got 0"),
+        ({"block_size": "0"}, "block_size: expected a whole number of at least 1 or None, got 0"),
         ({"replicas": 3, "max_replicas": 2}, "max_replicas: expected at least as many as replicas, 3, got 2"),
         ({"requests_per_replica": 2}, "requests_per_replica: expected a max_replicas with it"),
         ({"ray_address": "1.2.3.4"}, "ray_address: expected auto or HOST:PORT, got '1.2.3.4'"),
