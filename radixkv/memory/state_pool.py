@@ -15,10 +15,10 @@ blocks.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 
 from radixkv.cache import BlockCopy
@@ -34,7 +34,7 @@ class StateShape:
     @property
     def nbytes(self) -> int:
         """Bytes of one sequence's."""
-        return int(np.prod(self.dims)) * self.dtype.itemsize
+        return math.prod(self.dims) * self.dtype.itemsize
 
 
 class StatePool:
