@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from support.cache_driver import leave
@@ -79,6 +80,7 @@ class StatesInBlocks(RuleBasedStateMachine):
 
 
 TestStatesInBlocks = StatesInBlocks.TestCase
+TestStatesInBlocks.settings = settings(max_examples=50, stateful_step_count=30, deadline=None)
 
 
 @pytest.mark.parametrize(
