@@ -164,6 +164,12 @@ def test_what_computes_tokens_that_may_be_dropped_is_refused(options: dict[str, 
         make("lfm2", **options)
 
 
+def test_rounding_is_no_forgetting() -> None:
+    """A model whose states matter more than most was refused in bfloat16."""
+    model = build("zamba2", {**RECURRENT["zamba2"], "vocab_size": 300}, seed=3)
+    assert LLM(model.to(torch.bfloat16), num_blocks=4).engine.pool.states is not None
+
+
 def test_a_layer_that_also_attends_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """It would attend for some tokens of a batch, by a plan for all of them."""
     compute = modeling_lfm2.Lfm2ShortConv.forward
