@@ -24,7 +24,7 @@ from support.model_zoo import (
     build_multimodal,
     build_supported,
 )
-from support.prompt_sets import stem_and_tails, tokens_of, tokens_of_transformers
+from support.prompt_sets import outputs_that_equal_transformers, stem_and_tails, tokens_of, tokens_of_transformers
 from transformers.models.llama import modeling_llama
 
 from radixkv import LLM, SamplingParams
@@ -63,13 +63,7 @@ def test_pages_say_how_many_architectures_are_tested() -> None:
 
 
 def assert_tokens_equal_transformers(build_it: Callable[[], torch.nn.Module]) -> None:
-    expected = tokens_of_transformers(build_it(), stem_and_tails(), 8)
-    llm = LLM(build_it(), block_size=4, num_blocks=200, max_num_batched_tokens=16)
-    inputs = [{"prompt_token_ids": prompt} for prompt in stem_and_tails()]
-    for _ in range(2):  # the second time everything is cached
-        outputs = llm.generate(inputs, GREEDY, use_tqdm=False)
-        assert [output.outputs[0].token_ids for output in outputs] == expected
-        llm.engine.cache.check()
+    outputs = outputs_that_equal_transformers(build_it)
     assert all(output.num_cached_tokens == len(output.prompt_token_ids) - 1 for output in outputs)
 
 

@@ -9,7 +9,13 @@ from typing import Any
 import pytest
 import torch
 from support.model_zoo import RECURRENT, RECURRENT_MULTIMODAL, SUPPORTED, WIDE, build, build_multimodal
-from support.prompt_sets import shared_prefix_prompts, stem_and_tails, tokens_of, tokens_of_transformers
+from support.prompt_sets import (
+    outputs_that_equal_transformers,
+    shared_prefix_prompts,
+    stem_and_tails,
+    tokens_of,
+    tokens_of_transformers,
+)
 from transformers.models.lfm2 import modeling_lfm2
 
 from radixkv import LLM, BeamSearchParams, SamplingParams
@@ -44,13 +50,7 @@ def test_tokens_equal_at_sizes_that_native_code_takes(name: str) -> None:
 
 
 def assert_tokens_equal_transformers(build_it: Callable[[], torch.nn.Module]) -> None:
-    expected = tokens_of_transformers(build_it(), stem_and_tails(), 8)
-    llm = LLM(build_it(), block_size=4, num_blocks=200, max_num_batched_tokens=16)
-    inputs = [{"prompt_token_ids": prompt} for prompt in stem_and_tails()]
-    for _ in range(2):  # the second time everything is cached
-        outputs = llm.generate(inputs, GREEDY, use_tqdm=False)
-        assert [output.outputs[0].token_ids for output in outputs] == expected
-        llm.engine.cache.check()
+    outputs = outputs_that_equal_transformers(build_it)
     # All whole blocks but the one with the last token, whose logits are needed.
     assert all(output.num_cached_tokens == (len(output.prompt_token_ids) - 1) // 4 * 4 for output in outputs)
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from support.model_zoo import VOCAB_SIZE
 
-from radixkv import LLM, SamplingParams
+from radixkv import LLM, RequestOutput, SamplingParams
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=20, ignore_eos=True)
 
@@ -41,3 +42,16 @@ def tokens_of(llm: LLM, prompts: list[dict[str, Any]], params: SamplingParams = 
     outputs = llm.generate(prompts, params, use_tqdm=False)
     llm.engine.cache.check()
     return [sample.token_ids for output in outputs for sample in output.outputs]
+
+
+def outputs_that_equal_transformers(build_it: Callable[[], torch.nn.Module]) -> list[RequestOutput]:
+    """Those of `stem_and_tails` in small chunks, cold and then cached; the latter are returned."""
+    params = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True)
+    expected = tokens_of_transformers(build_it(), stem_and_tails(), 8)
+    llm = LLM(build_it(), block_size=4, num_blocks=200, max_num_batched_tokens=16)
+    inputs: list[Any] = [{"prompt_token_ids": prompt} for prompt in stem_and_tails()]
+    for _ in range(2):
+        outputs = llm.generate(inputs, params, use_tqdm=False)
+        assert [output.outputs[0].token_ids for output in outputs] == expected
+        llm.engine.cache.check()
+    return outputs
