@@ -35,6 +35,7 @@ class BlockTable:
         owner: what it computes counts towards this owner's limit (`PrefixCache.limit_owners`).
         publishes: what it computes is published; not any more once the cache was cleared under it.
         num_cached_tokens: how many of its prompt's tokens were cached, and are in its blocks from the start.
+        num_known_tokens: how many of them were cached, reusable or not: more only where blocks cannot be split.
         num_unaccounted_tokens: how many of them were neither reused nor computed yet.
         num_tokens: tokens whose keys and values are in the blocks.
         num_blocks: length of ``block_ids``.
@@ -60,6 +61,7 @@ class BlockTable:
         "node",
         "num_blocks",
         "num_cached_tokens",
+        "num_known_tokens",
         "num_prompt_tokens",
         "num_tokens",
         "num_unaccounted_tokens",
@@ -86,7 +88,8 @@ class BlockTable:
         self.priority = priority
         self.publishes = write
         self.num_prompt_tokens = num_prompt_tokens
-        self.num_cached_tokens = self.num_unaccounted_tokens = self.num_tokens = self.num_writable = 0
+        self.num_cached_tokens = self.num_known_tokens = self.num_unaccounted_tokens = 0
+        self.num_tokens = self.num_writable = 0
         self.num_blocks = 0
         self.node: Node | None = None
         self.version = 0
@@ -129,11 +132,13 @@ class BlockTable:
         self.num_blocks = self._num_published = len(self._ids)
         self.node = store.tree.lock(match)
         if match.num_partial_tokens:
+            if match.node.is_branch_point:
+                store.tree.use_first_block(match.node, self.priority)
             own = store.allocate_one(self._last_block())
             store.queue_copy(match.partial_block, own, match.num_partial_tokens)
             self._add_block(own)
             self._tail += prompt[match.num_whole_tokens * TOKEN_BYTES : num_tokens * TOKEN_BYTES]
-        self.num_tokens = self.num_writable = self.num_cached_tokens = num_tokens
+        self.num_tokens = self.num_writable = self.num_cached_tokens = self.num_known_tokens = num_tokens
         self.num_unaccounted_tokens = self.num_prompt_tokens - num_tokens
 
     def reserve(self, num_tokens: int) -> None:
@@ -190,7 +195,7 @@ class BlockTable:
         children = []
         for _ in range(count):
             child = BlockTable(store, self.namespace, self.num_prompt_tokens, self.publishes, self.priority, self.owner)
-            child.num_cached_tokens = self.num_cached_tokens
+            child.num_cached_tokens, child.num_known_tokens = self.num_cached_tokens, self.num_known_tokens
             child._ids = filled.copy()
             child.num_blocks = len(filled)
             child._tail += self._tail
@@ -205,7 +210,15 @@ class BlockTable:
             store.tree.lock_again(self.node, count)
         return children
 
-    def close(self) -> None:
+    def branch(self) -> None:
+        """Publish a partly filled last block, and go on in a copy, for which a block is available: `PrefixCache.branch`."""
+        is_partly_filled = self.num_tokens % self._store.block_size > 0
+        if is_partly_filled and self.publishes and self.node is not None and not self._shares_tail():
+            (ending,) = self.fork(1)
+            self._grow(0, copies_tail=True)
+            ending.close(is_branch_point=True)
+
+    def close(self, is_branch_point: bool = False) -> None:
         """Publish a partly filled last block, then `abort`."""
         store = self._store
         if self.num_tokens % store.block_size and self.publishes and self.node is not None:
@@ -213,7 +226,7 @@ class BlockTable:
             tail = int(self._ids[last])
             # A tail that a live fork still holds stays the fork's to publish: evicting it would free nothing.
             if store.pool.ref_counts[tail] == 1 and store.tree.publish_partial(
-                self.node, self._tail, tail, self.priority, self.owner
+                self.node, self._tail, tail, self.priority, self.owner, is_branch_point
             ):
                 self._num_published = last + 1
         self.abort()

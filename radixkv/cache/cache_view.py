@@ -62,6 +62,11 @@ class CacheView:
         return self._pool.num_blocks
 
     @property
+    def splits_blocks(self) -> bool:
+        """Whether the first tokens of a block may be reused without the rest."""
+        return self._tree.splits_blocks
+
+    @property
     def num_free_blocks(self) -> int:
         """Blocks without an owner."""
         return self._pool.num_free

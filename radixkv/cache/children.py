@@ -7,7 +7,7 @@ from typing import TypeVar
 
 from sortedcontainers import SortedList
 
-from radixkv.cache.tokens import common_tokens
+from radixkv.cache.tokens import TOKEN_BYTES, common_tokens
 
 Child = TypeVar("Child")
 
@@ -61,6 +61,13 @@ class Children(MutableMapping[bytes, Child]):
             if neighbour is not None and (common := common_tokens(key, 0, neighbour)) > longest:
                 best, longest = self.by_key[neighbour], common
         return best, longest
+
+    def longest_prefix_of(self, key: bytes | bytearray) -> bytes | None:
+        """The longest key that ``key`` begins with; None where it begins with none."""
+        while (index := self._keys.bisect_right(key)) and not key.startswith(before := self._keys[index - 1]):
+            # Any prefix of it sorts before this one, too, and begins as both of them do.
+            key = key[: common_tokens(key, 0, before) * TOKEN_BYTES]
+        return before if index else None
 
     def before(self, key: bytes | bytearray) -> bytes | None:
         """The greatest key below this one."""

@@ -63,9 +63,15 @@ class Match:
         node, before = self.node, self.node.block_bytes // TOKEN_BYTES * self.num_node_blocks
         if self.num_node_blocks + 1 == node.num_blocks and before + self.num_partial_tokens == node.num_tokens:
             return self
-        if not self.num_node_blocks and node.parent is not None:
+        if self.num_node_blocks or node.parent is None or node.parent.children is None:
+            return Match(self.num_whole_tokens, node, self.num_node_blocks)
+        # It ends inside a child's first block; the last block of a sibling may end before.
+        siblings = node.parent.children
+        ending = siblings.longest_prefix_of(node.tokens[: self.num_partial_tokens * TOKEN_BYTES])
+        if ending is None:
             return Match(self.num_whole_tokens, node.parent, node.parent.num_blocks)
-        return Match(self.num_whole_tokens, node, self.num_node_blocks)
+        leaf = siblings[ending]
+        return Match(self.num_whole_tokens + leaf.num_tokens, leaf, 0, leaf.num_tokens, leaf.blocks[0])
 
     def path_blocks(self) -> BlockIds:
         """The ids of the prefix's whole blocks, in order."""

@@ -27,6 +27,8 @@ class Node:
         depth: blocks of the prefix before it.
         block_bytes: size of a whole block's encoded tokens.
         owner: who computed it: see `owner_limits`.
+        is_branch_point: a leaf of one partly filled block that stays beside fuller ones which begin with its tokens
+            (`PrefixCache.branch`).
         hashes: of its first blocks (see `block_hash`), as many as `block_hashes` has computed.
 
     Copies and pickles of a node have neither parent nor children: the tree's own restore them (`link`).
@@ -39,6 +41,7 @@ class Node:
         "depth",
         "group",
         "hashes",
+        "is_branch_point",
         "last_use",
         "lock_count",
         "namespace",
@@ -59,6 +62,7 @@ class Node:
         self.priority = 0
         self.group = 0
         self.owner = ""
+        self.is_branch_point = False
         self.hashes: array[int] | None = None
         self.tokens = tokens
         self.blocks: array[int] = blocks

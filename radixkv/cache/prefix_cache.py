@@ -150,12 +150,15 @@ class PrefixCache(CacheControl):
         prompt = encode_prompt(tokens)
         check_retention(priority, owner)
         num_prompt_tokens = len(prompt) // TOKEN_BYTES
-        match = self._tree.match(prompt[:-TOKEN_BYTES], namespace) if read else None
+        longest = self._tree.longest_prefix(prompt[:-TOKEN_BYTES], namespace) if read else None
+        match = self._tree.reusable(longest)
         if match is not None and match.num_partial_tokens:
             # Locking the match cannot take the last evictable block away: the one to copy from is not locked with it.
             self._store.require(1)
         table = BlockTable(self._store, namespace, num_prompt_tokens, write, priority, owner)
         self._begin(table, match, prompt)
+        if longest is not None:
+            table.num_known_tokens = longest.num_tokens
         stats = self._stats
         stats.opened_tables += 1
         stats.queried_tokens += num_prompt_tokens
@@ -271,6 +274,22 @@ class PrefixCache(CacheControl):
         self._tables.update(children)
         self._stats.forked_tables += count
         return children
+
+    def branch(self, table: BlockTable) -> None:
+        """Keep a sequence's partly filled last block as it is now, and let the sequence go on in a copy of it.
+
+        For blocks that cannot be split (``splits_blocks``), where prompts part inside one: the others begin with the block
+        that was kept, which stays beside fuller ones until it is evicted. Nothing happens where blocks can be split, the last
+        one is whole or shared with forks, or the table does not publish.
+
+        Raises:
+            OutOfBlocks: no block is available to copy into; nothing is changed.
+            ClosedError: the table is closed or of another cache.
+        """
+        self._check_open(table)
+        if not self._tree.splits_blocks:
+            self._store.require(1)
+            table.branch()
 
     def close(self, table: BlockTable) -> None:
         """End a sequence: all of it, its partly filled last block included, stays cached; its blocks become evictable.

@@ -8,7 +8,8 @@
 An edge's tokens lie in one growing byte array, so a comparison is one memory comparison however long the edge. Children
 are found by their first block's bytes, in a dictionary that hashes and then compares them; the same keys, sorted, give
 the neighbour with the longest common prefix when a prompt leaves the tree inside a block. Nodes begin and end at block
-boundaries; only a leaf may end with a partly filled block, and only while it is not locked.
+boundaries; only a leaf may end with a partly filled block, and only while it is not locked. Where blocks can be split, no
+partly filled block is there beside a fuller one that begins with its tokens.
 
 (RadixAttention: SGLang, Zheng et al. 2024.)
 """
@@ -45,6 +46,7 @@ class RadixTree:
     Attributes:
         policy: which leaf is evicted first where no owner is beyond its limit.
         owner_limits: in front of the policy, where owners have limits.
+        splits_blocks: whether the first tokens of a block may be reused without the rest.
         leaves: the index of evictable leaves: the limits where there are any, or the policy.
         observers: those that are notified of changes.
         roots: the root of each namespace that has something cached or in use.
@@ -62,7 +64,7 @@ class RadixTree:
         splits_blocks: bool = True,
     ) -> None:
         self._pool = pool
-        self._splits_blocks = splits_blocks
+        self.splits_blocks = splits_blocks
         self._block_size = block_size
         self._block_bytes = block_size * TOKEN_BYTES
         self.policy = policy
@@ -109,8 +111,11 @@ class RadixTree:
 
     def match(self, prompt: bytes, namespace: str) -> Match | None:
         """The longest cached prefix of an encoded prompt that can be reused; None where the namespace is empty."""
-        longest = self.longest_prefix(prompt, namespace)
-        return longest if longest is None or self._splits_blocks else longest.at_block_end()
+        return self.reusable(self.longest_prefix(prompt, namespace))
+
+    def reusable(self, longest: Match | None) -> Match | None:
+        """How much of a longest cached prefix can be reused."""
+        return longest if longest is None or self.splits_blocks else longest.at_block_end()
 
     def longest_prefix(self, prompt: bytes, namespace: str) -> Match | None:
         """The longest cached prefix of an encoded prompt, wherever in a block it ends; None where the namespace is empty."""
@@ -243,27 +248,38 @@ class RadixTree:
             start += common
         return node, kept
 
-    def publish_partial(self, node: Node, tokens: bytearray, block: int, priority: int, owner: str) -> bool:
+    def publish_partial(
+        self, node: Node, tokens: bytearray, block: int, priority: int, owner: str, is_branch_point: bool
+    ) -> bool:
         """Add a partly filled block below ``node``, which the caller has locked and is about to unlock.
 
         The caller's ownership of the block and of ``tokens`` passes to the tree. Returns False, and takes neither, where the
         tree already holds these tokens: there its own block has been used once more.
+
+        Args:
+            is_branch_point: it stays where fuller blocks continue it; others of the caller's locks on ``node`` remain.
         """
         if node.children is not None:
             following = node.children.at_or_after(tokens)
-            if following is not None and following.startswith(tokens):
-                self._use_first_block(node.children[following], priority)
+            holds_it = following is not None and (
+                following.startswith(tokens) if self.splits_blocks else following == tokens
+            )
+            if following is not None and holds_it:
+                child = node.children[following]
+                child.is_branch_point |= is_branch_point
+                self.use_first_block(child, priority)
                 return False
             self._drop_partial_prefix(node, tokens)
         self.version += 1
         last = self._extend(node, tokens, np.array([block], dtype=np.int32), priority, 0, owner)
+        last.is_branch_point = is_branch_point
         if last is not node:  # a partly filled block cannot be locked
             last.lock_count = 0
             last.last_use = self._clock()
             self._to_idle(last)
         return True
 
-    def _use_first_block(self, child: Node, priority: int) -> None:
+    def use_first_block(self, child: Node, priority: int) -> None:
         """Count a use of the first block of a node, whose parent is locked."""
         if len(child.blocks) > 1:
             return  # it says nothing about the blocks that follow, and tails are evicted first anyway
@@ -299,12 +315,11 @@ class RadixTree:
         return node
 
     def _drop_partial_prefix(self, node: Node, key: bytes | bytearray) -> None:
-        """Remove the partly filled leaf whose tokens ``key`` continues: the fuller block replaces it."""
+        """Remove the partly filled leaf that ``key`` continues, unless prompts part there: fuller blocks replace it."""
         if node.children is None:
             return
-        before = node.children.before(key)
-        if before is not None and key.startswith(before):
-            leaf = node.children[before]
+        before = node.children.longest_prefix_of(key)
+        if before is not None and not (leaf := node.children[before]).is_branch_point:
             for notify in self.observers.on_remove:
                 notify(leaf, 0, False)
             self._remove_leaf(leaf)

@@ -8,6 +8,7 @@
       admission.py          which waiting groups start; waiting_queue.py: in which order
       decode_growth.py      how many blocks must stay free for those that run
       in_flight_prefixes.py which groups wait for a prefix that a running group computes
+      branch_points.py      where states are kept inside blocks, for prompts that part there
       logit_rows.py         how many rows of logits a step may have
     shares of tenants:
       tenant_share.py       what one may have

@@ -49,6 +49,7 @@ class Admission:
         waiting: WaitingQueue,
         shares: FairShares,
         blocks: SequenceBlocks,
+        in_flight_prefixes: InFlightPrefixes,
         loads: PrefixLoads | None,
     ) -> None:
         self._cache = cache
@@ -59,7 +60,7 @@ class Admission:
         self._shares = shares
         self._blocks = blocks
         self._loads = loads
-        self._in_flight_prefixes = InFlightPrefixes(cache)
+        self._in_flight_prefixes = in_flight_prefixes
         self._tenant_waits = TenantWaits(shares, self._in_flight_prefixes, loads)
         self._retry_when: dict[SequenceGroup, _RetryWhen] = {}
         self.first_without_room: SequenceGroup | None = None

@@ -13,6 +13,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from radixkv.cache import PrefixCache
+from radixkv.scheduling.branch_points import BranchPoints
 from radixkv.scheduling.request import SequenceGroup
 
 
@@ -29,17 +30,26 @@ class InFlightPrefixes:
 
     Owners are found by the block that they publish next, so a group looks only at those that compute its own prompt, however
     many run. Once a group waits for another, a wait costs one comparison of two numbers per step.
+
+    Args:
+        branch_points: where owners keep what others share with them inside a block; None: blocks can be split.
     """
 
-    def __init__(self, cache: PrefixCache) -> None:
+    def __init__(self, cache: PrefixCache, branch_points: BranchPoints | None = None) -> None:
         self._cache = cache
+        self._branch_points = branch_points
+        # Tokens that a group and an owner must have in common beyond what is cached.
+        self._least = cache.block_size
+        if branch_points is not None:
+            self._least = min(cache.block_size, branch_points.num_worthwhile)
         self._prefixes: dict[SequenceGroup, InFlightPrefix] = {}
         # The owners that got no tokens in this step, and in the one before, and how many were left for shorter prompts.
         self._stalled: dict[SequenceGroup, int] = {}
         self._stalled_before: dict[SequenceGroup, int] = {}
         self._num_cached: dict[SequenceGroup, int] = {}  # tokens of the prompts of stalled owners, once asked for
         self._owners: set[SequenceGroup] = set()  # the groups that run
-        # Those whose prompts are in progress, by the block that they publish next: its namespace, its start, its tokens.
+        # Those whose prompts are in progress, by the block that they publish next: its namespace, its start, its tokens (the
+        # first of them, where it may be kept before it is whole).
         self._by_block: dict[str, dict[int, dict[bytes, list[SequenceGroup]]]] = {}
 
     def begin_step(self, running: Iterable[SequenceGroup]) -> None:
@@ -61,7 +71,7 @@ class InFlightPrefixes:
         if owner.num_pending <= 1:
             return  # no group begins to wait for it; one that waits already goes on, as its last block may not be published
         namespace, start = owner.request.namespace, owner.sequences[0].num_computed
-        block = owner.prefill_token_ids[start : start + self._cache.block_size].tobytes()
+        block = owner.prefill_token_ids[start : start + self._least].tobytes()
         self._by_block.setdefault(namespace, {}).setdefault(start, {}).setdefault(block, []).append(owner)
 
     def remove(self, owner: SequenceGroup) -> None:
@@ -100,7 +110,7 @@ class InFlightPrefixes:
         return prefix.num_tokens > prefix.owner.sequences[0].num_computed + num_left
 
     def should_wait(self, group: SequenceGroup, through_stalls: bool) -> bool:
-        """Whether a group that runs will soon publish at least a block more of this one's prompt than is cached now.
+        """Whether a group that runs will soon publish more of this one's prompt than is cached now, by a block or so.
 
         Args:
             through_stalls: also for owners that got no tokens in this step or the one before.
@@ -113,24 +123,31 @@ class InFlightPrefixes:
         request = group.request
         if not request.reuses_prefixes or len(group.sequences) > 1:
             return False
-        size = self._cache.block_size
         # The last token of a prompt is always computed, for its logits.
         longest = len(group.prefill_token_ids) - 1
         for start, owners in self._by_block.get(request.namespace, {}).items():
-            for owner in owners.get(group.prefill_token_ids[start : start + size].tobytes(), ()):
+            for owner in owners.get(group.prefill_token_ids[start : start + self._least].tobytes(), ()):
                 # A less urgent owner may be preempted, or get no tokens, for the sake of others.
                 if owner not in self._owners or owner.request.priority > request.priority or not _publishes(owner):
                     continue
                 if not through_stalls and self._is_stalled(owner):
                     continue
-                num_common = min(_num_common_tokens(group, owner), longest) // size * size
+                num_common = self._num_reusable(owner, min(_num_common_tokens(group, owner), longest))
                 if num_common <= self._num_startable(owner):
                     continue
                 # What the owner has computed of it is cached, too: its table holds it.
-                if num_common - self._cache.match(group.prefill_token_ids, request.namespace) >= size:
+                if num_common - self._cache.match(group.prefill_token_ids, request.namespace) >= self._least:
                     self._prefixes[group] = InFlightPrefix(owner, num_common)
+                    if self._branch_points is not None:
+                        self._branch_points.add(owner.sequences[0], num_common)
                     return True
         return False
+
+    def _num_reusable(self, owner: SequenceGroup, num_common: int) -> int:
+        """How many of an owner's first tokens another prompt can reuse that has ``num_common`` of them in common."""
+        if self._branch_points is not None:
+            return self._branch_points.num_reusable(owner.sequences[0], num_common)
+        return num_common - num_common % self._cache.block_size
 
     def _num_startable(self, owner: SequenceGroup) -> int:
         """The longest prefix of a stalled owner's prompt that another group could compute in this step; 0 if not stalled."""

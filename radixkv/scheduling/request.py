@@ -141,6 +141,7 @@ class TokenSequence:
         table: the blocks of what is computed; None while waiting.
         num_computed: tokens whose keys and values are in the table's blocks. The table may have fewer tokens appended:
             decoding publishes per block.
+        branch_points: after how many of its tokens a block is to be kept as it is, ascending (`BranchPoints`).
         num_placeholders: tokens sampled on the device, or about to be, that the host has not fetched yet.
         sampling: the sampler's state of the sequence; None for a beam.
         detokenizer: makes its text; None for a beam, and where the model has no tokenizer.
@@ -160,6 +161,7 @@ class TokenSequence:
     token_ids: list[int]
     table: BlockTable | None = None
     num_computed: int = 0
+    branch_points: list[int] = field(default_factory=list)
     num_placeholders: int = 0
     sampling: SamplingState | None = None
     detokenizer: IncrementalDetokenizer | None = None

@@ -28,7 +28,9 @@ import numpy as np
 from radixkv.cache import PrefixCache
 from radixkv.scheduling.admission import Admission
 from radixkv.scheduling.batch import ScheduledChunk
+from radixkv.scheduling.branch_points import BranchPoints
 from radixkv.scheduling.fair_shares import FairShares
+from radixkv.scheduling.in_flight_prefixes import InFlightPrefixes
 from radixkv.scheduling.logit_rows import bound_logit_rows
 from radixkv.scheduling.prefix_loads import PrefixLoads
 from radixkv.scheduling.prompt_shares import bound_prompts
@@ -71,7 +73,8 @@ class Scheduler:
         self._cache = cache
         self._max_num_batched_tokens = max_num_batched_tokens
         self._max_prompt_logit_rows = max_prompt_logit_rows
-        self.blocks = SequenceBlocks(cache)
+        self._branch_points = None if cache.splits_blocks else BranchPoints(cache)
+        self.blocks = SequenceBlocks(cache, self._branch_points)
         self.waiting = WaitingQueue(cache) if waiting is None else waiting
         self.shares = FairShares()
         # In order of rank. A dict for membership and removal in constant time.
@@ -79,7 +82,15 @@ class Scheduler:
         self.num_preemptions = 0
         self._loads = loads
         self.admission = Admission(
-            cache, max_num_batched_tokens, max_num_seqs, self.running, self.waiting, self.shares, self.blocks, loads
+            cache,
+            max_num_batched_tokens,
+            max_num_seqs,
+            self.running,
+            self.waiting,
+            self.shares,
+            self.blocks,
+            InFlightPrefixes(cache, self._branch_points),
+            loads,
         )
         self._arrivals = itertools.count()
 
@@ -317,6 +328,8 @@ class Scheduler:
             chunks = bound_prompts(chunks, wanting_more, self.shares, self._max_num_batched_tokens // 16)
         if self._max_prompt_logit_rows is not None:
             chunks = bound_logit_rows(chunks, self._max_prompt_logit_rows)
+        if self._branch_points is not None:
+            chunks = self._branch_points.cut(chunks)
         return chunks
 
     def _admit_waiting(self, plan: _PromptPlan, whole_prompts: bool, before: Request | None = None) -> None:

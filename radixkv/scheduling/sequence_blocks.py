@@ -13,14 +13,20 @@ from numpy.typing import NDArray
 
 from radixkv.cache import BlockTable, OutOfBlocks, PrefixCache
 from radixkv.scheduling.batch import ScheduledChunk
+from radixkv.scheduling.branch_points import BranchPoints
 from radixkv.scheduling.request import SequenceGroup, TokenSequence
 
 
 class SequenceBlocks:
-    """Owns every open block table."""
+    """Owns every open block table.
 
-    def __init__(self, cache: PrefixCache) -> None:
+    Args:
+        branch_points: keeps what prompts have in common inside a block; None: blocks can be split.
+    """
+
+    def __init__(self, cache: PrefixCache, branch_points: BranchPoints | None) -> None:
         self._cache = cache
+        self._branch_points = branch_points
         self._block_size = cache.block_size
 
     def open(self, group: SequenceGroup) -> None:
@@ -98,10 +104,12 @@ class SequenceBlocks:
 
     def commit(self, chunks: Iterable[ScheduledChunk]) -> None:
         """Note the chunks as computed, and publish blocks that are full."""
-        for _, sequence, num_tokens, _ in chunks:
+        for _, sequence, num_tokens, completes in chunks:
             sequence.num_computed += num_tokens
-            if num_tokens > 1:
+            if num_tokens > 1 or not completes:
                 self.publish(sequence)
+                if sequence.branch_points and self._branch_points is not None:
+                    self._branch_points.keep(sequence)
             else:
                 self.publish_at_block_boundary(sequence)
 
@@ -162,4 +170,7 @@ class SequenceBlocks:
             owner=request.tenant,
         )
         sequence.num_computed = table.num_tokens
+        sequence.branch_points.clear()
+        if self._branch_points is not None:
+            self._branch_points.add_known(sequence)
         return table

@@ -68,6 +68,20 @@ class StatesInBlocks(RuleBasedStateMachine):
         self.live[fork] = [*self.live[table]]
 
     @precondition(lambda self: self.live)
+    @rule(data=st.data())
+    def branch(self, data: st.DataObject) -> None:
+        table = data.draw(st.sampled_from([*self.live]))
+        prefix, last = self.live[table], table.own_block_ids[: len(self.live[table]) % BLOCK_SIZE > 0]
+        is_shared = (self.cache.ref_counts()[last] > 1).any()
+        try:
+            self.cache.branch(table)
+        except OutOfBlocks:
+            assert not self.cache.num_available_blocks
+            return
+        self.copy()
+        assert is_shared or self.cache.match([*prefix, 2]) == len(prefix)
+
+    @precondition(lambda self: self.live)
     @rule(data=st.data(), publish=st.booleans())
     def end(self, data: st.DataObject, publish: bool) -> None:
         table = data.draw(st.sampled_from([*self.live]))
@@ -81,6 +95,58 @@ class StatesInBlocks(RuleBasedStateMachine):
 
 TestStatesInBlocks = StatesInBlocks.TestCase
 TestStatesInBlocks.settings = settings(max_examples=50, stateful_step_count=30, deadline=None)
+
+
+def test_prompts_that_part_inside_a_block_begin_with_what_was_kept_there() -> None:
+    cache = PrefixCache(12, BLOCK_SIZE, splits_blocks=False)
+    leave(cache, [1, 2, 3, 4, 5, 6, 7])
+    table = cache.open([1, 2, 3, 4, 5, 8, 8])
+    assert (table.num_cached_tokens, table.num_known_tokens) == (3, 5)
+    cache.reserve(table, 7)
+    cache.append(table, [4, 5])
+    cache.branch(table)
+    (copied,) = cache.drain_copies()
+    assert copied.target == table.block_ids[1]
+    cache.append(table, [8, 8])
+    cache.close(table)
+    assert [cache.match([1, 2, 3, 4, *rest]) for rest in ([5, 9], [5, 6, 7], [5, 8, 8], [9])] == [5, 7, 7, 3]
+    again = cache.open([1, 2, 3, 4, 5, 9])
+    assert (again.num_cached_tokens, again.num_known_tokens) == (5, 5)
+    assert [(copy.source, copy.num_tokens) for copy in cache.drain_copies()] == [(copied.source, 2)]
+    cache.close(again)
+    cache.check()
+
+
+def test_a_block_kept_where_prompts_part_is_evicted_once_it_is_used_least() -> None:
+    cache = PrefixCache(4, BLOCK_SIZE, splits_blocks=False)
+    table = cache.open([1, 2, 3, 4])
+    cache.reserve(table, 4)
+    cache.append(table, [1, 2])
+    cache.branch(table)
+    cache.append(table, [3, 4])
+    cache.close(table)  # all blocks but one are cached
+    leave(cache, [1, 2, 5])  # begins with what was kept
+    leave(cache, [6, 7, 8])
+    assert [cache.match(prefix) for prefix in ([1, 2, 9], [1, 2, 3, 4])] == [2, 3]
+    leave(cache, [*range(10, 19)])
+    assert cache.match([1, 2, 9]) == 0
+
+
+def test_nothing_is_kept_where_blocks_can_be_split_or_are_whole_or_a_block_is_missing() -> None:
+    split = PrefixCache(4, BLOCK_SIZE)
+    leave(split, [1, 2])
+    table = split.open([1, 2, 3])
+    split.branch(table)
+    assert table.num_known_tokens == 2
+    assert split.num_held_blocks == 2
+    full = PrefixCache(1, BLOCK_SIZE, splits_blocks=False)
+    table = full.open([1, 2])
+    full.reserve(table, 2)
+    full.append(table, [1])
+    with pytest.raises(OutOfBlocks):
+        full.branch(table)
+    assert (full.match([1]), full.drain_copies()) == (0, [])
+    full.append(table, [2])
 
 
 @pytest.mark.parametrize(

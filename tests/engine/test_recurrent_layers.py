@@ -93,6 +93,22 @@ def test_a_conversation_goes_on_behind_its_last_answer(name: str) -> None:
         assert llm.engine.cache.match(tokens) == num_computed
 
 
+@pytest.mark.parametrize("name", KINDS)
+@pytest.mark.parametrize("together", [False, True])
+def test_prompts_that_part_inside_a_block_go_on_from_the_state_there(name: str, together: bool) -> None:
+    stem = [*range(5, 55)]
+    prompts: list[Any] = [{"prompt_token_ids": [*stem, *range(60 + 9 * i, 66 + 9 * i)]} for i in range(4)]
+    expected = tokens_of(make(name, enable_prefix_caching=False), prompts, GREEDY)
+    llm = make(name, block_size=32)
+    parts = [prompts] if together else [[prompt] for prompt in prompts]
+    outputs = [output for part in parts for output in llm.generate(part, GREEDY, use_tqdm=False)]
+    assert [output.outputs[0].token_ids for output in outputs] == expected
+    # Alone, the second finds out where they part.
+    assert [output.num_cached_tokens for output in outputs] == ([0, 50, 50, 50] if together else [0, 32, 50, 50])
+    assert tokens_of(llm, prompts, GREEDY) == expected
+    assert llm.engine.cache.match([*stem, 99]) == 50
+
+
 def test_what_differs_inside_a_block_is_computed_from_its_beginning_and_explained() -> None:
     llm = make("lfm2", block_size=16)
     tokens = [*range(5, 45)]

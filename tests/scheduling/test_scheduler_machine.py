@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -20,12 +22,13 @@ class SchedulerMachine(RuleBasedStateMachine):
         window=st.integers(1, 5),
         max_overtaken=st.integers(0, 3),
         samples=st.sampled_from([1, 1, 3]),
-        ahead=st.booleans(),
+        kind=st.sampled_from(["in step", "ahead", "with states"]),
         tenants=st.sampled_from([1, 1, 3]),
     )
-    def start(self, samples: int, ahead: bool, tenants: int, **sizes: int) -> None:
+    def start(self, samples: int, kind: str, tenants: int, **sizes: int) -> None:
         shares = {"b": TenantShare(weight=2.5), "c": TenantShare(weight=0.5, max_num_seqs=sizes["max_num_seqs"])}
-        self.driver = SchedulerDriver(**sizes, ahead=ahead, shares=shares)
+        blocks: dict[str, Any] = {"block_size": 32, "splits_blocks": False} if kind == "with states" else {}
+        self.driver = SchedulerDriver(**sizes, **blocks, ahead=kind == "ahead", shares=shares)
         self.tenants = ["", "b", "c"][:tenants]
         self.max_samples = min(samples, sizes["max_num_seqs"])
 

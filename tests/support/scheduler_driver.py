@@ -37,6 +37,7 @@ class SchedulerDriver:
         *,
         num_blocks: int = 1000,
         block_size: int = 4,
+        splits_blocks: bool = True,
         budget: int = 32,
         max_num_seqs: int = 8,
         window: int = 32,
@@ -45,7 +46,7 @@ class SchedulerDriver:
         shares: Mapping[str, TenantShare] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.cache = PrefixCache(num_blocks, block_size, clock=clock)
+        self.cache = PrefixCache(num_blocks, block_size, splits_blocks=splits_blocks, clock=clock)
         queue = WaitingQueue(self.cache, window, max_overtaken)
         self.scheduler = Scheduler(self.cache, budget, max_num_seqs, queue)
         self.scheduler.set_tenants(shares or {})
